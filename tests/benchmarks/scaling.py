@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import orjson
 
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.search.index_cache import load_cache
 from tests.benchmarks import CHECKOUT, lexical
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import PAYLOAD_BYTES, made_queries, made_steps
@@ -43,6 +45,9 @@ MILLION = 1_000_000
 NO_CACHE = f"{SEARCH}, no cache"
 WHOLE = "`hybridagi-steps search`, whole process"
 BYTES = "bytes on disk per byte of payload"
+_BYTES_OF_TABLES = """SELECT coalesce(s.tbl_name, d.name), sum(d.pgsize) FROM dbstat d
+    LEFT JOIN sqlite_schema s ON s.name = d.name WHERE d.aggregate = TRUE
+    GROUP BY 1 ORDER BY 2 DESC"""
 _CLI = "import sys; from hybridagi_steps.cli import main; sys.exit(main())"
 _BATCH = 1_000
 _CHATS = "100,1000,10000"
@@ -83,6 +88,7 @@ def measure(
     with _folder(workdir) as folder:
         files = {size: _built(folder, size, embedder) for size in asked}
         steps = {str(size): _measured(files[size], rounds, starts) for size in asked}
+        parts = {str(size): bytes_by_part(files[size]) for size in asked}
         turns = {str(size): _turns(size, rounds) for size in counts(chats)}
         beside = measure_peers(
             asked, rounds=rounds, embedder=embedder, peers=peers, folder=folder
@@ -93,6 +99,7 @@ def measure(
         **conditions(**options, embedder=embedder, peers=peers, million=million),
         "steps": steps,
         "growth": growth(steps),
+        "bytes": parts,
         "messages": turns,
         "messages_growth": growth(turns),
         "words": words,
@@ -161,6 +168,22 @@ def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
     return found
 
 
+def bytes_by_part(made: Path) -> dict[str, int]:
+    """Return the bytes of each table with its indexes, and of each part of the cache beside it."""
+    with closing(sqlite3.connect(made / "steps.db")) as database:
+        found = {f"table {table}": size for table, size in database.execute(_BYTES_OF_TABLES)}
+    for path in made.glob("*.index"):
+        file = load_cache(path, {})
+        if file is None:
+            continue
+        of_filters = path.name.endswith(".keys.index")
+        for name in file:
+            part = "filters" if of_filters else "/".join(name.split("/")[:2])
+            part = f"cache, {'columns' if part.startswith('columns') else part}"
+            found[part] = found.get(part, 0) + file[name].nbytes
+    return found
+
+
 def _once(made: Path, what: str) -> dict[str, Any]:
     """Let a fresh process do one thing with a copy of its own."""
     with _copied(made) as path:
@@ -225,6 +248,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
     return [
         _table("steps: p50 / p99 / CPU, ms", sizes, steps, result["growth"]),
         Table("resident, MB", ["", *sizes], resident),
+        _bytes_table(sizes, result["bytes"]),
         _table(
             "sessions: p50 / p99 / CPU, ms",
             [f"{int(size):,} messages" for size in turns],
@@ -234,6 +258,16 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         *lexical.tables(result["words"]),
         *(peer_tables(result["peers"]) if result["peers"] else ()),
     ]
+
+
+def _bytes_table(columns: Sequence[str], sizes: dict[str, dict[str, int]]) -> Table:
+    each = {int(size): parts for size, parts in sizes.items()}
+    rows = [
+        [part, *(number(parts.get(part, 0) / size, 1) for size, parts in each.items())]
+        for part, held in each[max(each)].items()
+        if held >= max(each)
+    ]
+    return Table("bytes on disk per step", ["", *columns], rows)
 
 
 def _table(

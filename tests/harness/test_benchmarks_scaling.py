@@ -20,6 +20,8 @@ def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found.keys() == {*asked, scaling.BYTES}
     assert all(found[what]["cpu_ms"] > 0 for what in asked)
     assert found[scaling.BYTES]["times"] > 1  # no step is stored in less than it says
+    parts = result["bytes"]["40"]
+    assert parts["table agent_step"] > 0 < parts["table embedding"]
     assert result["messages"]["2"].keys() == {CONTEXT, TURN}
     assert result["words"]["40"]["ours_ms"] > 0
     # What was built is kept for the next time, and nothing else.
