@@ -25,6 +25,7 @@ COMMANDS = {
     "purge": "maintenance:purge",
     "revoke": "maintenance:revoke",
     "plan": "plan:plan",
+    "open": "serve:open_page",
     "serve": "serve:serve",
     "mcp": "serve:mcp",
     "worker": "serve:worker",

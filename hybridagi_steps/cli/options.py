@@ -42,6 +42,13 @@ Redact = Annotated[
         metavar="MODULE:NAME",
     ),
 ]
+EmbedderName = Annotated[
+    str,
+    typer.Option(
+        "--embedder",
+        help="auto (the file's own), wordllama, hashing, or sentence-transformers with its model.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -49,17 +56,22 @@ def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
     """Open the memory in a file that is there, or on a server."""
     if "numpy" not in sys.modules:  # whose threads are started with it, and here have no work
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    check_file(db)
+    return opened(db, namespace)
+
+
+def check_file(db: str) -> None:
+    """Refuse a file that is not there; whether a server has a memory only opening it tells."""
     from hybridagi_steps.stores.address import is_server
 
     if not is_server(db) and not Path(db).exists():
         raise typer.BadParameter(
             f"there is no memory file {db}; import something into it, or name another with --db."
         )
-    return opened(db, namespace)
 
 
 def opened(
-    db: str, namespace: str, redact: str | None = None
+    db: str, namespace: str, redact: str | None = None, embedder: str = "auto"
 ) -> AbstractContextManager[StepMemory]:
     """Open the memory in a file, making the file if it is not there.
 
@@ -67,16 +79,17 @@ def opened(
         db: The file, or a server's address.
         namespace: Whose memory in it.
         redact: Where the function is that redacts what is stored, as `package.module:name`.
+        embedder: The embedder's name.
     """
     if db in ("", ":memory:"):
         raise typer.BadParameter(f"--db needs a file; {db!r} would be gone with this command.")
     from hybridagi_steps.memory import StepMemory
 
     if redact is None:
-        return StepMemory(db, namespace=namespace)
+        return StepMemory(db, namespace=namespace, embedder=embedder)
     from hybridagi_steps.server.program_loading import load_redact
 
-    return StepMemory(db, namespace=namespace, redact=load_redact(redact))
+    return StepMemory(db, namespace=namespace, embedder=embedder, redact=load_redact(redact))
 
 
 def named(db: str) -> str:

@@ -7,16 +7,27 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+import webbrowser
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridagi_steps.cli.options import DEFAULT_DB, Db, Namespace, Redact, opened
+from hybridagi_steps.cli.options import (
+    DEFAULT_DB,
+    Db,
+    EmbedderName,
+    Namespace,
+    Redact,
+    check_file,
+    opened,
+)
 from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerSettings
 
 if TYPE_CHECKING:
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
 DEFAULT_PORT = 8377
 _INTERRUPTED = 130
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 Program = Annotated[
     str | None,
@@ -76,14 +88,12 @@ def serve(
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=0, help="Most of them that wait for their turn.")
     ] = 16,
+    embedder: EmbedderName = "auto",
     namespace: Namespace = "default",
     redact: Redact = None,
 ) -> None:
     """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
-    _check_installed("fastapi", "uvicorn", "prometheus_client", what="The server", extra="server")
-    from hybridagi_steps.server.app import create_app
-    from hybridagi_steps.server.process import leave_soon, listening_socket, page_address
-    from hybridagi_steps.server.process import serve as serve_app
+    _check_installed(*_NEEDED, what="The server", extra="server")
     from hybridagi_steps.server.program_loading import load_runner
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
@@ -95,16 +105,83 @@ def serve(
         max_concurrency=max_concurrency,
         max_queue=max_queue,
     )
-    with opened(db, namespace, redact) as memory:
+    with ExitStack() as stack:
+        memory = stack.enter_context(opened(db, namespace, redact, embedder))
+        _load_embedder(memory, embedder)
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)
-        app = create_app(memory, known, runner=runner, settings=settings)
-        listening = listening_socket(host, port, settings.stall_seconds)
-        address = page_address(host, listening.getsockname()[1], token)
-        with _exported(memory, runner, otlp):
-            say = partial(_say, token, address, has_program=runner is not None)
-            left = serve_app(app, listening, say)
+        stack.enter_context(_exported(memory, runner, otlp))
+        say = partial(_say, token, has_program=runner is not None)
+        _serve(stack, memory, known, (host, port, token), say, settings, runner)
+
+
+def open_page(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The memory to look at.")],
+    embedder: EmbedderName = "auto",
+    namespace: Namespace = "default",
+) -> None:
+    """Open the page of a memory in the browser; it is there until Ctrl-C."""
+    _check_installed(*_NEEDED, what="The page", extra="server")
+    check_file(file)
+    from hybridagi_steps.server.settings import ServerSettings
+
+    token = secrets.token_urlsafe(24)
+
+    def show(address: str) -> None:
+        # A file of the user's own, since everybody may read the command lines of processes.
+        page = stack.enter_context(
+            NamedTemporaryFile("w", suffix=".html", encoding="utf-8")  # noqa: SIM115 - the stack's
+        )
+        page.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
+        page.flush()
+        # Some browsers are waited for, and meanwhile want an answer.
+        threading.Thread(target=webbrowser.open, args=(Path(page.name).as_uri(),)).start()
+        typer.echo(f"page:  {address}\nStop with Ctrl-C.")
+
+    with ExitStack() as stack:
+        memory = stack.enter_context(opened(file, namespace, embedder=embedder))
+        _load_embedder(memory, embedder)
+        known = _known_tokens(token, None)
+        _serve(stack, memory, known, ("127.0.0.1", 0, token), show, ServerSettings(), None)
+
+
+def _serve(
+    stack: ExitStack,
+    memory: StepMemory,
+    known: Tokens,
+    place: tuple[str, int, str],
+    say: Callable[[str], None],
+    settings: ServerSettings,
+    runner: StepRunner | None,
+) -> None:
+    """Serve a memory until a signal; `stack`, which has opened it, is closed then."""
+    from hybridagi_steps.server.app import create_app
+    from hybridagi_steps.server.process import leave_soon, listening_socket, page_address
+    from hybridagi_steps.server.process import serve as serve_app
+
+    host, port, token = place
+    app = create_app(memory, known, runner=runner, settings=settings)
+    listening = listening_socket(host, port, settings.stall_seconds)
+    address = page_address(host, listening.getsockname()[1], token)
+    left = serve_app(app, listening, partial(say, address))
+    stack.close()
     # Only now: everything is stored and closed, and programs may have left threads behind.
     leave_soon(app.state.services.hub.cut_off, at_once=bool(left))
+
+
+def _load_embedder(memory: StepMemory, asked: str) -> None:
+    """Load the embedder now, which the first search would wait for; without one words are found.
+
+    Raises:
+        StepsError: It was asked for by name, and cannot be had.
+    """
+    from hybridagi_steps.errors import StepsError
+
+    try:
+        memory.embedder.embed_queries(["ready"])
+    except StepsError as error:
+        if asked != "auto":
+            raise
+        typer.echo(f"warning: searches by meaning fail: {error}", err=True)
 
 
 def mcp(
@@ -112,17 +189,19 @@ def mcp(
     user: Annotated[
         str | None, typer.Option("--user", help="Whose steps; everybody's by default.")
     ] = None,
+    embedder: EmbedderName = "auto",
     namespace: Namespace = "default",
     redact: Redact = None,
 ) -> None:
-    """Serve search_steps, get_run and add_step to an MCP client over standard input and output."""
+    """Serve a memory to an MCP client over standard input and output."""
     _check_installed("mcp", what="The MCP server", extra="mcp")
     from hybridagi_steps.server.mcp_server import serve_stdio
     from hybridagi_steps.server.process import leave_now
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
     try:
-        with opened(db, namespace, redact) as memory:
+        with opened(db, namespace, redact, embedder) as memory:
+            _load_embedder(memory, embedder)
             serve_stdio(memory, user)
     except KeyboardInterrupt:
         # The memory is closed; the thread that waits for standard input does not end by itself.
@@ -168,7 +247,7 @@ def _known_tokens(token: str, file: str | None) -> Tokens:
     return TokenFile(Path(file), admin)
 
 
-def _say(token: str, address: str, *, has_program: bool) -> None:
+def _say(token: str, address: str, /, *, has_program: bool) -> None:
     typer.echo(f"token: {token}")
     typer.echo(f"page:  {address}")
     if not has_program:

@@ -113,19 +113,21 @@ def runs(
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first: what each was asked, how it ended, and what it took."""
     from hybridagi_steps.cli import render
     from hybridagi_steps.display.terminal import runs_table
+    from hybridagi_steps.server.views import run_costs
 
     with existing(db, namespace) as memory:
         found = memory.runs(limit=limit, offset=offset)
+        told = [run._asdict() | run_costs(memory.run_steps(run.run_id)) for run in found]
         total = memory.stats()["runs"]
     if as_json:
-        render.print_json([run._asdict() for run in found])
+        render.print_json(told)
     elif not found:
         typer.echo("no runs.")
     else:
-        render.console().print(runs_table([run._asdict() for run in found]))
+        render.console().print(runs_table(told))
         if offset + len(found) < total:
             typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
 

@@ -45,8 +45,10 @@ def hits_table(hits: Sequence[Data]) -> Table:
 
 
 def runs_table(runs: Sequence[Data]) -> Table:
-    """Return runs as a table: what each was asked, above its id."""
-    made = table("run", "started", "steps", "errors", "score", right=("steps",))
+    """Return runs as a table: what each was asked, above its id; its costs where they are given."""
+    costs = ("status", "tokens", "cost") if runs and "status" in runs[0] else ()
+    right = ("steps", "tokens", "cost")
+    made = table("run", "started", "steps", "errors", "score", *costs, right=right)
     made.expand = True
     made.columns[0].ratio = 1
     made.columns[1].no_wrap = True
@@ -58,8 +60,16 @@ def runs_table(runs: Sequence[Data]) -> Table:
             f"{run['steps']:,}",
             styled((run["errors"] or "", "red")),
             "" if score is None else f"{score:.2g}",
+            *(_cost(run.get(name)) for name in costs),
         )
     return made
+
+
+def _cost(value: object) -> str:
+    """Return what a run took as it stands in its column: a word, a count or dollars."""
+    if isinstance(value, float):
+        return f"${value:.4f}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else plain(value)
 
 
 def rows_table(rows: Sequence[Sequence[object]], *, whole: str) -> Table:

@@ -133,6 +133,18 @@ def run_metrics(steps: Sequence[AgentStep]) -> RunMetrics:
     return metrics
 
 
+def run_costs(steps: Sequence[AgentStep]) -> dict[str, Any]:
+    """Return how a run ended, as its outermost program did, and the tokens and dollars it took.
+
+    Without the end of a program that it began it is `unfinished`.
+    """
+    ends = [step for step in steps if is_end(step)]
+    begun = sum(step.step_type == "ProgramCall" for step in steps)
+    status = (ends or steps)[-1].status if len(ends) >= begun else "unfinished"
+    metrics = run_metrics(steps)
+    return {"status": status, "tokens": metrics.total_tokens, "cost": metrics.cost}
+
+
 def _own_time(steps: Sequence[AgentStep]) -> float | None:
     """Return what the outermost steps of a run took, which is the time of all inside of them."""
     around = {

@@ -61,6 +61,40 @@ def test_a_session_that_is_not_there_is_not_exported(
 
 
 @pytest.mark.parametrize("condition", [["--session", "nobody"], ["--run", "nobody"]])
+def test_runs_say_how_they_ended_and_what_they_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "steps.db")
+    spent = hs.StepMetrics(total_tokens=1_234, cost=0.0125)
+    call, act, end = (
+        hs.AgentStepType.ProgramCall,
+        hs.AgentStepType.Action,
+        hs.AgentStepType.ProgramEnd,
+    )
+    agent = {"program": "Agent"}
+    with hs.StepMemory(path, embedder="hashing") as memory:
+        for run, kinds in (("done", (call, act, end)), ("cut", (call, act))):
+            for hop, kind in enumerate(kinds):
+                failed = kind == end
+                memory.add(
+                    hs.AgentStep(
+                        run_id=run,
+                        hop=hop,
+                        step_type=kind,
+                        inputs={"purpose": "refund"} if kind == act else agent,
+                        status="error" if failed else "ok",
+                        metrics=spent if kind == act else None,
+                    )
+                )
+    assert main(["runs", "--db", path, "--json"]) == 0
+    told = {run["run_id"]: run for run in json.loads(capsys.readouterr().out)}
+    assert [told[run]["status"] for run in ("done", "cut")] == ["error", "unfinished"]
+    assert {(run["tokens"], run["cost"]) for run in told.values()} == {(1_234, 0.0125)}
+    assert main(["runs", "--db", path]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("unfinished", "1,234", "$0.0125"))
+
+
 def test_a_purge_that_matches_nothing_says_so(
     db: str, capsys: pytest.CaptureFixture[str], condition: list[str]
 ) -> None:

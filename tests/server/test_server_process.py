@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 import httpx
 from server_cases import Event, events_of, problem
 
-from hybridagi_steps import StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
 from hybridagi_steps.server.process import page_address
 
@@ -122,6 +123,54 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         process.client.close()
         if process.running.poll() is None:
             process.stop(signal.SIGKILL)
+
+
+def test_the_embedder_is_there_when_it_says_that_it_is_ready(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    loaded = Path(f"/proc/{start().running.pid}/maps")
+    if not loaded.exists():
+        pytest.skip("only Linux tells what a process has loaded")
+    assert "tokenizers" in loaded.read_text()  # which embed queries, and nobody has asked yet
+    with StepMemory(tmp_path / "steps.db") as memory:
+        memory.search("refund")  # which binds the file to its embedder
+    command = [sys.executable, "-m", "hybridagi_steps"]
+    for asked in (["serve", "--port", "0"], ["mcp"]):
+        asked += ["--db", str(tmp_path / "steps.db"), "--embedder", "hashing"]
+        refused = subprocess.run([*command, *asked], capture_output=True, text=True, check=False)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "wordllama" in refused.stderr
+
+
+def test_open_shows_the_page_of_a_file_in_the_browser(tmp_path: Path) -> None:
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        memory.add(AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "refund"}))
+    shown, browser = tmp_path / "shown", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {shown}.new\nmv {shown}.new {shown}\n')
+    browser.chmod(0o700)
+    opening = subprocess.Popen(
+        [sys.executable, "-m", "hybridagi_steps", "open", str(tmp_path / "steps.db")],
+        env={**os.environ, "BROWSER": str(browser)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with opening:
+        assert opening.stdout is not None
+        address = opening.stdout.readline().removeprefix("page:").strip()
+        until = time.monotonic() + 20
+        while not shown.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        given = shown.read_text().strip()
+        assert given.startswith("file:///"), "an address on a command line is everybody's to read"
+        page = Path(given.removeprefix("file://"))
+        assert page.stat().st_mode & 0o077 == 0
+        assert html.escape(address) in page.read_text()
+        token = {"Authorization": f"Bearer {address.partition('#token=')[2]}"}
+        found = httpx.get(f"{address.partition('/#')[0]}/search?q=refund", headers=token)
+        assert [hit["step"]["inputs"]["purpose"] for hit in found.json()["hits"]] == ["refund"]
+        opening.send_signal(signal.SIGINT)
+        assert opening.wait(20) == 0
+    assert not page.exists()
 
 
 def test_it_prints_a_token_and_an_address_that_work(start: Callable[..., Process]) -> None:
