@@ -60,7 +60,6 @@ def test_a_session_that_is_not_there_is_not_exported(
         assert file.read_text()
 
 
-@pytest.mark.parametrize("condition", [["--session", "nobody"], ["--run", "nobody"]])
 def test_runs_say_how_they_ended_and_what_they_took(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +94,7 @@ def test_runs_say_how_they_ended_and_what_they_took(
     assert all(word in shown for word in ("unfinished", "1,234", "$0.0125"))
 
 
+@pytest.mark.parametrize("condition", [["--session", "nobody"], ["--run", "nobody"]])
 def test_a_purge_that_matches_nothing_says_so(
     db: str, capsys: pytest.CaptureFixture[str], condition: list[str]
 ) -> None:
