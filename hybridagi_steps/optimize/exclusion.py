@@ -106,7 +106,7 @@ def checked_group(group: Group | None) -> Group | None:
 class Ties(NamedTuple):
     """What runs have in common that know each other's answers."""
 
-    groups: frozenset[Hashable] = frozenset()
+    groups: frozenset[int] = frozenset()
     examples: frozenset[str] = frozenset()
 
     def with_any_of(self, other: Ties) -> bool:
@@ -140,8 +140,8 @@ class Fence:
         self._memory, self.group = memory, group
         self._runs: dict[str, _Run] = {}
 
-    def group_of(self, inputs: Mapping[str, Any]) -> Hashable | None:
-        """Return the group of a call that is made now; None when there is none."""
+    def group_of(self, inputs: Mapping[str, Any]) -> int | None:
+        """Return the group of a call that is made now, as a hash; None when there is none."""
         copied = plain(dict(inputs), [])
         redact = self._memory.redact
         return self._group(copied if redact is None else redacted(copied, redact))
@@ -195,31 +195,28 @@ class Fence:
             label: Any = metadata.get(TRIAL)
             if isinstance(label, dict) and label.get("example") is not None:  # pyright: ignore[reportUnknownMemberType]
                 examples.add(str(label["example"]))  # pyright: ignore[reportUnknownArgumentType]
-        groups = {self._group(_asked(step)) for step in steps if _is_outermost(step)}
+        groups = {self._group(dict(step.arguments)) for step in steps if _is_outermost(step)}
         if self.group is None:
-            groups = set[Hashable]()
+            groups = set[int | None]()
         elif not groups or None in groups:
             untold = True
-        ties = None if untold else Ties(frozenset(groups), frozenset(examples))
+        known = frozenset(group for group in groups if group is not None)
+        ties = None if untold else Ties(known, frozenset(examples))
         return _Run(max((step.hop for step in steps), default=0), ties, frozenset(recalled))
 
-    def _group(self, inputs: dict[str, Any]) -> Hashable | None:
+    def _group(self, inputs: dict[str, Any]) -> int | None:
+        """Return a group as a hash, which holds nothing of what may be erased."""
         if self.group is None:
             return None
         try:
             found = example_key(inputs) if isinstance(self.group, str) else self.group(inputs)
-            hash(found)
+            return None if found is None else hash(found)
         except Exception as error:  # any a user's function may raise: such a run is out
             _log.debug("group fails on the inputs of a run: %s", type(error).__name__)
             return None
-        return found
 
 
 def _is_outermost(step: AgentStep) -> bool:
     """Whether a step tells what a run was asked: a program's call, or a predictor's alone."""
     asks = step.step_type is AgentStepType.ProgramCall or step.predictor is not None
     return step.program_id is None and asks
-
-
-def _asked(step: AgentStep) -> dict[str, Any]:
-    return dict(step.arguments)

@@ -25,7 +25,7 @@ import dspy
 import pytest
 
 import hybridagi_steps as hs
-from hybridagi_steps.optimize.exclusion import Fence
+from hybridagi_steps.optimize.exclusion import Fence, Ties
 from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_reply, scripted_lm
 
 pytestmark = pytest.mark.filterwarnings(
@@ -265,13 +265,7 @@ def test_what_cannot_be_told_is_out(memory: hs.StepMemory) -> None:
     gone = {name for step in echoes for name in (step.metadata or {})["recalled"]}
     memory.delete(gone)
     fence = Fence(memory, task_of)
-    ties = [each for each in echoes if fence.tied([each], fence_of("unheard of"))]
-    assert ties == echoes
+    unheard_of = Ties(frozenset([0]))
+    assert [each for each in echoes if fence.tied([each], unheard_of)] == echoes
     broken = Fence(memory, lambda inputs: inputs["nothing"])
-    assert len(broken.tied(reworded, fence_of("unheard of"))) == len({s.run_id for s in reworded})
-
-
-def fence_of(task: str) -> Any:
-    from hybridagi_steps.optimize.exclusion import Ties
-
-    return Ties(frozenset([task]))
+    assert len(broken.tied(reworded, unheard_of)) == len({step.run_id for step in reworded})
