@@ -63,6 +63,7 @@ class RunHub:
         self._live: dict[str, LiveRun] = {}
         self._over: OrderedDict[str, LiveRun] = OrderedDict()
         self._over_bytes = 0
+        self._erasures = self._count_erasures()
         self._tasks: set[asyncio.Task[None]] = set()
         self.cut_off: list[str] = []
         """Runs that were in flight when it was closed."""
@@ -136,6 +137,22 @@ class RunHub:
         """
         for run in [run for run in self._over.values() if _is_meant(run, meant)]:
             self._over_bytes -= self._over.pop(run.run_id).size
+
+    async def follow_erasures(self) -> None:
+        """Forget all runs over once something was erased since, by any process.
+
+        Which of them it was of, only the store can tell, and from there they are read again.
+        """
+        found = await in_thread(self._count_erasures)
+        if found != self._erasures:
+            self._erasures = found
+            self._over.clear()
+            self._over_bytes = 0
+
+    def _count_erasures(self) -> tuple[int, int]:
+        """Return what is another after every erasure."""
+        position = self._memory.repository().store.frontier().position
+        return position.epoch, position.tombstone
 
     def check(self) -> None:
         """Refuse a run that would be one too many."""

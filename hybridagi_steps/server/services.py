@@ -125,9 +125,11 @@ async def caller_of(request: Request) -> Caller:
 async def check_path(request: Request) -> None:
     """Refuse a session, a run or a step in a request's path that is not the caller's."""
     caller: Caller | None = request.scope.get(CALLER)
+    services, given = await services_of(request), request.path_params
+    if "run_id" in given:
+        await services.hub.follow_erasures()
     if caller is None or caller.only_user is None:
         return
-    services, given = await services_of(request), request.path_params
     if (session_id := given.get("session_id")) is not None:
         await in_thread(partial(services.sessions_of(caller).check_allowed, session_id))
     if (run_id := given.get("run_id")) is not None:

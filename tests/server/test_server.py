@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -137,6 +140,20 @@ class TestSessions:
         assert [step["session_id"] for step in steps] == [session_id]
         assert served.client.get(f"{path}/steps/1").json()["sequence"] == 1
         assert served.client.post(f"{path}/fork", json={"sequence": 1}).status_code == 200
+
+
+class TestErasedElsewhere:
+    def test_what_another_process_erases_is_not_told_from_memory(self, tmp_path: Path) -> None:
+        path = tmp_path / "steps.db"
+        with StepMemory(path, embedder="hashing") as memory, serving(memory, echo) as served:
+            kept, gone = (served.chat(name, f"my word is {name}")[0] for name in ("kept", "gone"))
+            for run in (kept, gone):
+                assert "my word is" in str(served.events(run.data["run_id"]))
+            command = [sys.executable, "-m", "hybridagi_steps", "purge", "--db", str(path), "--yes"]
+            subprocess.run([*command, "--session", "gone"], check=True, capture_output=True)
+            told = served.client.get(f"/runs/{gone.data['run_id']}/events")
+            assert told.status_code == 404, told.text
+            assert "my word is kept" in str(served.events(kept.data["run_id"]))
 
 
 class TestSearch:

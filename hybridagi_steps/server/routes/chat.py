@@ -133,6 +133,7 @@ async def _keyed_run(
     # One at a time for each session: of two equal requests the second has to find the first's run.
     lock = _locks.setdefault((id(shared.hub), session.session_id), asyncio.Lock())
     async with lock:
+        await shared.hub.follow_erasures()
         known = shared.hub.run_that_answers(session.session_id, session.user_id, key)
         if known is not None and known.begun_by is not None:
             _check_same(session.session_id, known.begun_by, begun_by)
