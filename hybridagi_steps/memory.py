@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
-from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.erasure import erase, erase_all
 from hybridagi_steps.errors import (
     InvalidFilterError,
@@ -35,7 +34,7 @@ from hybridagi_steps.protocols import (
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.listings import Runs, StepHits
+from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
@@ -377,14 +376,6 @@ class StepMemory(Hygiene, Prompting):
         """Do as `run` does, as a plain list and without loading DSPy."""
         where = StepFilter(run_id=one_id(run_id), scope=EVERY_SCOPE)
         return self._open_store.find(where, limit=_EVERYTHING)
-
-    def runs(self, *, limit: int = 100, offset: int = 0, user_id: str | None = None) -> Runs:
-        """Return what is known of each run, newest first; of a user's, where every step is his."""
-        limit, offset = checked_page(limit, offset)
-        found = self._open_store.runs(limit=limit, offset=offset, user_id=user_id)
-        firsts = self._open_store.get([run.first_step for run in found])
-        titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
-        return Runs(run._replace(title=titles.get(run.first_step, "")) for run in found)
 
     def search(
         self,

@@ -304,8 +304,10 @@ class StepStore(IndexedStore, Protocol):
         """Yield all matching steps by row, in pages, without holding a transaction open."""
         ...
 
-    def runs(self, *, limit: int, offset: int = 0, user_id: str | None = None) -> list[RunSummary]:
-        """Return runs, or those of which every step is one user's, newest first."""
+    def runs(
+        self, *, limit: int, offset: int = 0, user_id: str | None = None, scope: str | None = "*"
+    ) -> list[RunSummary]:
+        """Return runs, newest first; `user_id` and `scope` mean what they do to `StepMemory`."""
         ...
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:

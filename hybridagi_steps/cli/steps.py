@@ -109,27 +109,30 @@ def show(
 def runs(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most runs shown.")] = 20,
     offset: Annotated[int, typer.Option("--offset", min=0, help="Runs passed over.")] = 0,
+    scope: Annotated[
+        str | None,
+        typer.Option("--scope", help="Trials of a scope, such as compile:…; * for all runs."),
+    ] = None,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """List runs, newest first: what each was asked, how it ended, and what it took."""
+    """List runs, newest first, without trials: what each was asked, how it ended, what it took."""
     from hybridagi_steps.cli import render
     from hybridagi_steps.display.terminal import runs_table
     from hybridagi_steps.server.views import run_costs
 
     with existing(db, namespace) as memory:
-        found = memory.runs(limit=limit, offset=offset)
+        found = memory.runs(limit=limit, offset=offset, scope=scope)
         told = [run._asdict() | run_costs(memory.run_steps(run.run_id)) for run in found]
-        total = memory.stats()["runs"]
     if as_json:
         render.print_json(told)
     elif not found:
         typer.echo("no runs.")
     else:
         render.console().print(runs_table(told))
-        if offset + len(found) < total:
-            typer.echo(f"{len(found):,} of {total:,} runs; --offset {offset + limit} shows more.")
+        if found.next_offset is not None:
+            typer.echo(f"{len(found):,} runs; --offset {found.next_offset} shows more.")
 
 
 def _found(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hybridagi_steps.exchange.records import ParsedScore
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import EVERY_SCOPE
 from hybridagi_steps.records.json_reading import JsonObject, as_object
 from hybridagi_steps.records.store_values import RunSummary
 
@@ -105,7 +106,7 @@ class RunScores:
 
     def _read(self) -> dict[str, RunSummary]:
         found: list[RunSummary] = []
-        while page := self._memory.runs(limit=_PAGE, offset=len(found)):
+        while page := self._memory.runs(limit=_PAGE, offset=len(found), scope=EVERY_SCOPE):
             found += page
         return {run.run_id: run for run in found if run.score is not None}
 

@@ -8,14 +8,15 @@ is not told of a loser as if it had won.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import dspy
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.recording.stand_in import StandIn, stood_for
 from hybridagi_steps.recording.step_shapes import module_arguments
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -56,7 +57,7 @@ class Attempts:
         with _lock:
             known = _watched.setdefault(id(program), [])
             if not known:
-                program.reward_fn = _telling(program.reward_fn, known)
+                program.reward_fn = StandIn(program.reward_fn, partial(_rewarding, known))
             known.append(attempts)
         return attempts
 
@@ -67,7 +68,7 @@ class Attempts:
             known.remove(self)
             if not known:
                 del _watched[id(self.program)]
-                self.program.reward_fn = self.program.reward_fn.__wrapped__
+                self.program.reward_fn = stood_for(self.program.reward_fn)
 
     def rewarded(self, prediction: object, reward: Any) -> None:
         """Note the reward of the attempt that gave `prediction`."""
@@ -103,15 +104,10 @@ def compared(program: Any, inputs: Mapping[str, Any], outputs: Any) -> list[dict
     ]
 
 
-def _telling(reward: Callable[..., Any], watching: list[Attempts]) -> Callable[..., Any]:
-    """Return a reward function that tells whoever watches what it says."""
-
-    @functools.wraps(reward)
-    def telling(*args: Any) -> Any:
-        value = reward(*args)
-        with _lock:
-            for attempts in watching:
-                attempts.rewarded(args[-1], value)
-        return value
-
-    return telling
+def _rewarding(watching: list[Attempts], reward: Callable[..., Any], *args: Any) -> Any:
+    """Ask a reward function, and tell whoever watches what it says."""
+    value = reward(*args)
+    with _lock:
+        for attempts in watching:
+            attempts.rewarded(args[-1], value)
+    return value

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from hashlib import sha256
@@ -26,7 +26,7 @@ from dspy.teleprompt.bootstrap_trace import FailedPrediction  # pyright: ignore[
 from pydantic import BaseModel
 
 from hybridagi_steps.recording.call_tree import Maker
-from hybridagi_steps.recording.values import steps_held
+from hybridagi_steps.recording.values import plain, steps_held
 from hybridagi_steps.validation import MAX_ID_LENGTH
 
 _FIELD_MARK = re.compile(r"\[\[ ## \w+ ## \]\]")
@@ -284,3 +284,25 @@ def function_arguments(
     except TypeError:
         return {"args": list(args), **kwargs}
     return {key: value for key, value in bound.arguments.items() if key not in ("self", "cls")}
+
+
+def program_state(program: Any) -> dict[str, Any]:
+    """Return the state that a program is in; a plain function has none."""
+    named: Callable[[], Iterable[tuple[str, Any]]] = getattr(program, "named_predictors", tuple)
+    return {name: _predictor_state(predict) for name, predict in named()}
+
+
+def _predictor_state(predict: Any) -> dict[str, Any]:
+    signature: Any = predict.signature
+    fields: dict[str, Any] = signature.fields
+    told: dict[str, Any] = {n: known.json_schema_extra or {} for n, known in fields.items()}
+    return {
+        "instructions": signature.instructions,
+        "fields": {name: [extra.get("prefix"), extra.get("desc")] for name, extra in told.items()},
+        "demos": plain([dict(demo) for demo in predict.demos], []),
+    }
+
+
+def prediction_in(outputs: Any) -> Any:
+    """Return a prediction that an optimiser may have paired with its trace."""
+    return outputs[0] if with_trace(outputs) else outputs

@@ -16,10 +16,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
-from inspect import signature
 from itertools import count
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -31,7 +29,8 @@ from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.recording.scopes import TRIALS, overriding
-from hybridagi_steps.recording.step_shapes import with_trace
+from hybridagi_steps.recording.stand_in import StandIn, stood_for
+from hybridagi_steps.recording.step_shapes import prediction_in, program_state
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.redaction import Redact, redacted
 
@@ -82,7 +81,7 @@ class Trials:
         self, scope: str, optimiser: str | None, compile_id: str, student: Any = None
     ) -> None:
         self.scope, self.optimiser, self.compile_id = scope, optimiser, compile_id
-        self.base = None if student is None else _hash(_state_of(student))
+        self.base = None if student is None else _hash(program_state(student))
         """The name of the state in which the student was given."""
         self._lock = ForkSafeLock()
         self._known: dict[str, Known] = {}
@@ -120,7 +119,7 @@ class Trials:
             held, name, own = self._programs.get(id(program), (None, "", ""))
             if evaluation is None and held is not None and held() is program:
                 return Candidate(name, own, None)
-            state = _state_of(program)
+            state = program_state(program)
             name = _hash(state)
             if evaluation is None:
                 evaluation = f"{self.compile_id[:6]}.{next(self._numbers)}"
@@ -133,7 +132,7 @@ class Trials:
     ) -> None:
         """Note what a trial gave: its score comes later."""
         with self._lock:
-            self._ended.append(Trial(example, _prediction(outputs), score))
+            self._ended.append(Trial(example, prediction_in(outputs), score))
 
     def score(self, example: Any, prediction: object, value: object, *, here: bool) -> None:
         """Store what a metric said of a prediction as the score of its run.
@@ -144,7 +143,7 @@ class Trials:
             value: What the metric gave.
             here: Whether the run has just ended in this thread.
         """
-        trial = self._taken(example_key(_inputs_of(example)), _prediction(prediction), here)
+        trial = self._taken(example_key(_inputs_of(example)), prediction_in(prediction), here)
         number, feedback = read_score(value)
         if trial is not None and number is not None:
             trial.score(number, feedback)
@@ -305,8 +304,8 @@ class TrialMarker(BaseCallback):
         metric = getattr(optimiser, "metric", None)
         if calls is not None:
             calls.add(call_id)
-        elif callable(metric) and type(metric) is not TellingMetric:
-            optimiser.metric = TellingMetric(metric)
+        elif callable(metric) and stood_for(metric) is metric:
+            optimiser.metric = StandIn(metric, _judged)
             self._compiling[id(optimiser)] = optimiser, {call_id}
 
     def _unwrap(self, call_id: str) -> None:
@@ -315,7 +314,7 @@ class TrialMarker(BaseCallback):
             calls.discard(call_id)
             if not calls:
                 del self._compiling[key]
-                optimiser.metric = metric_of(optimiser.metric)
+                optimiser.metric = stood_for(optimiser.metric)
 
     def _enter(self, call_id: str, scope: str, optimiser: str | None, student: Any = None) -> Level:
         outer = current_level()
@@ -333,76 +332,24 @@ class TrialMarker(BaseCallback):
         return level
 
 
-class TellingMetric:
-    """Stands for a metric and stores what it says as the score of the run it says it of.
-
-    All else is the metric's own: attributes that are read and set, its class to `isinstance`, what
-    it equals. Copies tell too; a pickle is the metric's.
-    """
-
-    __slots__ = ("_metric",)
-
-    def __init__(self, metric: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_metric", metric)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask the metric, and tell what it says."""
-        level, token = current_level(), _judging.set(True)
-        value: Any = dspy.Prediction(score=0.0)
-        example, prediction = (*args, None, None)[:2]
-        tells = level is not None and len(args) > 1
-        try:
-            value = metric_of(self)(*args, **kwargs)
-        except Exception as error:
-            # An Evaluate says itself what such a run counts.
-            tells = tells and level is not None and level.evaluation is None
-            value["feedback"] = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            _judging.reset(token)
-            if tells and level is not None:
-                level.trials.score(example, prediction, value, here=True)
-        return value
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OWN:
-            return object.__getattribute__(self, name)
-        if name == "__signature__":
-            return signature(metric_of(self))
-        return getattr(metric_of(self), name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(metric_of(self), name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(metric_of(self), name)
-
-    def __eq__(self, other: object) -> bool:
-        return metric_of(self) == metric_of(other)
-
-    def __hash__(self) -> int:
-        return hash(metric_of(self))
-
-    def __repr__(self) -> str:
-        return repr(metric_of(self))
-
-    def __copy__(self) -> TellingMetric:
-        return TellingMetric(copy(metric_of(self)))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TellingMetric:
-        return TellingMetric(deepcopy(metric_of(self), memo))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return metric_of, (metric_of(self),)
-
-
-_OWN = {"__copy__", "__deepcopy__", "__reduce_ex__"}
-
-
-def metric_of(metric: Any) -> Any:
-    """Return the metric that a telling one stands for, any other itself."""
-    telling = type(metric) is TellingMetric
-    return object.__getattribute__(metric, "_metric") if telling else metric
+def _judged(metric: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Ask a metric, and store what it says as the score of the run it says it of."""
+    level, token = current_level(), _judging.set(True)
+    value: Any = dspy.Prediction(score=0.0)
+    example, prediction = (*args, None, None)[:2]
+    tells = level is not None and len(args) > 1
+    try:
+        value = metric(*args, **kwargs)
+    except Exception as error:
+        # An Evaluate says itself what such a run counts.
+        tells = tells and level is not None and level.evaluation is None
+        value["feedback"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        _judging.reset(token)
+        if tells and level is not None:
+            level.trials.score(example, prediction, value, here=True)
+    return value
 
 
 def watch_trials() -> None:
@@ -450,25 +397,3 @@ def _inputs_of(example: Any) -> dict[str, Any]:
 def _own_id(example: Any) -> str | None:
     found = example.get("id") if isinstance(example, dspy.Example) else None
     return None if found is None else str(found)[:_LONGEST_ID]
-
-
-def _state_of(program: Any) -> dict[str, Any]:
-    """Return the state that a program is in; a plain function has none."""
-    named: Callable[[], Iterable[tuple[str, Any]]] = getattr(program, "named_predictors", tuple)
-    return {name: _predictor_state(predict) for name, predict in named()}
-
-
-def _predictor_state(predict: Any) -> dict[str, Any]:
-    signature: Any = predict.signature
-    fields: dict[str, Any] = signature.fields
-    told: dict[str, Any] = {n: known.json_schema_extra or {} for n, known in fields.items()}
-    return {
-        "instructions": signature.instructions,
-        "fields": {name: [extra.get("prefix"), extra.get("desc")] for name, extra in told.items()},
-        "demos": plain([dict(demo) for demo in predict.demos], []),
-    }
-
-
-def _prediction(outputs: Any) -> Any:
-    """Return a prediction that an optimiser may have paired with its trace."""
-    return outputs[0] if with_trace(outputs) else outputs

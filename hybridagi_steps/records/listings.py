@@ -5,7 +5,7 @@ They are lists: indexed, sliced, compared and passed on like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.prompts import LMCall
@@ -39,13 +39,23 @@ class StepHits(list[StepHit]):
 
 
 class Runs(list[RunSummary]):
-    """Runs, newest first."""
+    """Runs, newest first.
+
+    Args:
+        found: The runs.
+        next_offset: What to ask for to see more; None when these are the last.
+    """
+
+    def __init__(self, found: Iterable[RunSummary] = (), next_offset: int | None = None) -> None:
+        super().__init__(found)
+        self.next_offset = next_offset
 
     def __str__(self) -> str:
-        """The runs as a table."""
+        """The runs as a table, and whether there are more."""
         from hybridagi_steps.display.terminal import as_text, runs_table
 
-        return as_text(runs_table([run._asdict() for run in self])) if self else "no runs"
+        table = as_text(runs_table([run._asdict() for run in self])) if self else "no runs"
+        return "\n\n".join(filter(None, (table, self._more)))
 
     __repr__ = __str__
 
@@ -53,7 +63,14 @@ class Runs(list[RunSummary]):
         """Show the runs in a notebook."""
         from hybridagi_steps.display import runs_html
 
-        return runs_html([run._asdict() for run in self])
+        more = f"<p>{self._more}</p>" if self._more else ""
+        return runs_html([run._asdict() for run in self]) + more
+
+    @property
+    def _more(self) -> str:
+        if self.next_offset is None:
+            return ""
+        return f"{len(self):,} runs; memory.runs(offset={self.next_offset}) shows more"
 
 
 class LMCalls(list[LMCall]):

@@ -1,4 +1,4 @@
-"""Scoring: how good runs and steps were, as a memory takes it down and reads it back.
+"""Scoring: which runs there are, and how good they and their steps were.
 
 A run has one score, which its steps inherit, with what was said of it in words; a step may have its
 own. A memory is one of these: what it stores in is told by the memory.
@@ -9,15 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from hybridagi_steps.display.titles import title_of
+from hybridagi_steps.errors import InvalidQueryError, InvalidStepError
 from hybridagi_steps.protocols import StoreBackend
+from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.listings import Runs
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
-from hybridagi_steps.validation import StepId, check_score, one_id
+from hybridagi_steps.validation import StepId, check_score, checked_page, one_id
 
 
 class Scoring(ABC):
-    """What a memory knows of scores."""
+    """What a memory knows of runs and scores."""
 
     redact: Redact | None
 
@@ -25,6 +29,35 @@ class Scoring(ABC):
     @abstractmethod
     def _open_store(self) -> StoreBackend:
         """Return the store, unless it is closed."""
+
+    def runs(
+        self,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        user_id: str | None = None,
+        scope: str | None = None,
+    ) -> Runs:
+        """Return what is known of each run, newest first; the list says when there are more.
+
+        Args:
+            limit: Most runs wanted.
+            offset: Runs passed over.
+            user_id: Only runs of which every step is this user's.
+            scope: None: the user's own history, without the trials of `compile` and `Evaluate` and
+                whatever else stands in a scope as a whole. A scope's name: the runs that have steps
+                in it; `*`: all.
+
+        Raises:
+            InvalidQueryError: `limit` or `offset` is no number of runs.
+        """
+        limit, offset = checked_page(limit, offset)
+        page = {"offset": offset, "user_id": user_id, "scope": scope}
+        found = self._open_store.runs(limit=limit + 1, **page)
+        firsts = self._open_store.get([run.first_step for run in found[:limit]])
+        titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
+        listed = (run._replace(title=titles.get(run.first_step, "")) for run in found[:limit])
+        return Runs(listed, next_offset=offset + limit if len(found) > limit else None)
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
         """Say how good a run was; its steps inherit it unless they have a score of their own.
@@ -43,8 +76,13 @@ class Scoring(ABC):
 
         Raises:
             UnknownStepError: No step has one of these ids.
-            InvalidStepError: A value is no finite number.
+            InvalidStepError: `scores` is no mapping, or a value no finite number.
         """
+        if not isinstance(scores, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidStepError(
+                "score_steps takes a mapping of ids to scores, such as {step.id: 1.0}, not "
+                f"{type(scores).__name__}; score(run_id, value) scores a whole run."
+            )
         for value in scores.values():
             check_score(value)
         self._open_store.score_steps({one_id(name): float(v) for name, v in scores.items()})
@@ -68,7 +106,12 @@ class Scoring(ABC):
         Returns:
             A list of `TrialSummary`, the newest compilation first and of each the best candidate;
             it prints as a table.
+
+        Raises:
+            InvalidQueryError: `compile_id` is no text.
         """
+        if compile_id is not None and not isinstance(compile_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidQueryError(f"a compile_id is a text, not {type(compile_id).__name__}.")
         marked = StepFilter(metadata={TRIAL_END: True}, scope=EVERY_SCOPE)
         ends = self._open_store.iter_steps(marked)
         return summaries(ends, compile_id, self._feedback_on)

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +95,43 @@ def test_losers_are_not_recalled_as_if_they_had_won(
     )
     assert memory.runs()[0].scope is None
     assert memory.verify() == []
+
+
+class Lengths:
+    """A reward that is an object."""
+
+    scale = 2.0
+
+    def __call__(self, _: Any, prediction: Any) -> float:
+        """Longer is better."""
+        return self.scale * reward(_, prediction)
+
+
+def test_a_reward_that_is_an_object_stays_what_it_is(memory: hs.StepMemory) -> None:
+    own = Lengths()
+
+    class Looking(dspy.BestOfN):
+        """Looks at its reward while it is called."""
+
+        def forward(self, **kwargs: Any) -> Any:
+            """Look, and call."""
+            found: Any = self.reward_fn
+            assert isinstance(found, Lengths)
+            assert (found.scale, found == own, hash(found)) == (2.0, True, hash(own))
+            found.seen = True
+            assert copy.deepcopy(found).scale == 2.0
+            assert type(pickle.loads(pickle.dumps(found))) is Lengths
+            return super().forward(**kwargs)
+
+    program = Looking(module=Draft(), N=3, reward_fn=own, threshold=9.0)
+    program.reward_fn = own  # DSPy's own is a function around it
+    with dspy.context(lm=answers()), hs.record(memory) as run:
+        assert program(question="q").answer == "bbbb"
+    assert run.errors == []
+    assert program.reward_fn is own
+    assert own.seen  # pyright: ignore[reportAttributeAccessIssue]
+    end = memory.find({"step_types": "ProgramEnd", "program": "Looking"}).steps[-1]
+    assert [each["reward"] for each in (end.metadata or {})["attempts"]] == [0.4, 1.6, 0.8]
 
 
 def test_several_threads_share_one_best_of_n(memory: hs.StepMemory) -> None:

@@ -337,6 +337,32 @@ def test_the_users_own_history_has_no_trial(memory: hs.StepMemory, lm: ScriptedL
     assert not any("trial" in (step.metadata or {}) for step in own)
 
 
+def test_trials_do_not_flood_the_list_of_runs(memory: hs.StepMemory, lm: ScriptedLM) -> None:
+    with hs.record(memory) as own:
+        Ask()(question="mine")
+    with hs.record(memory):
+        dspy.Evaluate(devset=TRAIN, metric=right, num_threads=1)(Ask())
+    assert [run.run_id for run in memory.runs()] == [own.id]
+    [scope] = {run.scope for run in memory.runs(scope="*")} - {None}
+    tried = memory.runs(scope=scope)
+    assert len(tried) == len(TRAIN)
+    assert len(memory.runs(scope="*")) == len(TRAIN) + 1
+    assert "more" not in str(tried)
+    few = memory.runs(scope="*", limit=2)
+    assert (len(few), few.next_offset) == (2, 2)
+    assert "2 runs; memory.runs(offset=2) shows more" in str(few)
+    assert "memory.runs(offset=2)" in few._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert memory.runs(scope="*", offset=2, limit=len(TRAIN)).next_offset is None
+
+
+@pytest.mark.parametrize("odd", [["a list"], "a text", None])
+def test_scores_of_steps_are_a_mapping(memory: hs.StepMemory, odd: Any) -> None:
+    with pytest.raises(hs.errors.InvalidStepError, match=r"such as \{step.id: 1.0\}"):
+        memory.score_steps(odd)
+    with pytest.raises(hs.errors.InvalidQueryError, match="compile_id is a text"):
+        memory.trials([odd])  # pyright: ignore[reportArgumentType]
+
+
 def test_redaction_reaches_the_label_and_the_state(lm: ScriptedLM) -> None:
     def hide(text: str) -> str:
         return text.replace("question 1", "[hidden]")

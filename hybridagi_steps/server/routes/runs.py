@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from hybridagi_steps._concurrency import in_thread
@@ -34,14 +34,19 @@ LastEventId = Annotated[
 
 
 @work_router.get("/runs", response_model=shapes.RunPage, responses=problems())
-async def list_runs(shared: Shared, caller: Who, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """List runs, newest first."""
-    whose = caller.only_user
-    read = partial(shared.memory.runs, limit=limit + 1, offset=offset, user_id=whose)
-    found = await shared.asked("runs", read)
-    listed = [listed_run(summary) for summary in found[:limit]]
-    more = offset + limit if len(found) > limit else None
-    return answer(filled(runs=listed, next_offset=more))
+async def list_runs(
+    shared: Shared,
+    caller: Who,
+    limit: Limit = 50,
+    offset: Offset = 0,
+    scope: Annotated[
+        shapes.Id | None, Query(description="Trials of this scope; `*`: they and all others.")
+    ] = None,
+) -> Response:
+    """List runs, newest first; those of compilations and evaluations only where asked for."""
+    page = {"limit": limit, "offset": offset, "user_id": caller.only_user, "scope": scope}
+    found = await shared.asked("runs", partial(shared.memory.runs, **page))
+    return answer(filled(runs=[*map(listed_run, found)], next_offset=found.next_offset))
 
 
 @router.get(RUN + "/events", response_class=Response, responses=streams(404))

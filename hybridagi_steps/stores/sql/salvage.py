@@ -118,7 +118,7 @@ class Salvaged:
                 if where.scope != ABANDONED or self._is_hidden(id_text(step.id)):
                     yield step
 
-    def runs(self, *, limit: int, offset: int = 0) -> list[RunSummary]:
+    def runs(self, *, limit: int, offset: int = 0, scope: str) -> list[RunSummary]:  # noqa: ARG002 - all are told
         """Return the runs that have a score."""
         return self._runs[offset : offset + limit]
 

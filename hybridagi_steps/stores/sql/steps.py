@@ -15,7 +15,7 @@ import numpy as np
 from hybridagi_steps.errors import InvalidStepError, UnknownRunError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
-from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.sql.lineage import steps_of
@@ -45,9 +45,11 @@ _SUMMARY = """SELECT max(session_id), CASE WHEN count(scope) = count(*) THEN max
 _FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row
     WHERE k.namespace = ? AND k.run_id = ? ORDER BY k.hop, k.row LIMIT 1"""
 _RUN = "SELECT run_id, score, feedback, checksum FROM run WHERE namespace = ? AND run_id = ?"
-_RUNS_OF = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
-    GROUP BY run_id HAVING min(CASE WHEN user_id = :user THEN 1 ELSE 0 END) = 1
-    ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
+_RUNS_IF = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
+    GROUP BY run_id HAVING {} ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
+_OF_USER = "min(CASE WHEN user_id = :user THEN 1 ELSE 0 END) = 1"
+_OWN_HISTORY = "count(scope) < count(*)"
+_IN_SCOPE = "max(CASE WHEN scope = :scope THEN 1 ELSE 0 END) = 1"
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
 _SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback, checksum)
     VALUES (?, ?, ?, ?, ?) ON CONFLICT (namespace, run_id) DO UPDATE
@@ -180,15 +182,25 @@ class StepReading(Tables):
             steps = self.read(page)
             yield from (steps[row] for row in page if row in steps)
 
-    def runs(self, *, limit: int, offset: int = 0, user_id: str | None = None) -> list[RunSummary]:
+    def runs(
+        self,
+        *,
+        limit: int,
+        offset: int = 0,
+        user_id: str | None = None,
+        scope: str | None = EVERY_SCOPE,
+    ) -> list[RunSummary]:
         """Return runs, the one begun last first."""
         self._catch_up()
         page: dict[str, Any] = {"namespace": self._namespace, "limit": limit, "offset": offset}
-        query = self._runs
+        conditions = [_OWN_HISTORY] if scope is None else []
         if user_id is not None:
-            if not is_storable(user_id):
-                return []
-            query, page["user"] = _RUNS_OF, user_id
+            conditions, page["user"] = [*conditions, _OF_USER], user_id
+        if scope not in (None, EVERY_SCOPE):
+            conditions, page["scope"] = [*conditions, _IN_SCOPE], scope
+        if not all(is_storable(name) for name in (user_id, scope) if name is not None):
+            return []
+        query = _RUNS_IF.format(" AND ".join(conditions)) if conditions else self._runs
         with self._db.reading() as connection:
             found = [run_id for (run_id,) in connection.execute(query, page)]
             return [self._summary(connection, run_id) for run_id in found]

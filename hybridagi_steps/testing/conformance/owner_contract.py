@@ -57,7 +57,7 @@ class OwnerContract:
         assert [each.session_id for each in store.sessions(limit=9, user_id="ann")] == ["s"]
         assert store.sessions(limit=9, user_id="bob") == []
 
-    def test_runs_of_a_user_are_those_with_no_others_step(self, store: SessionStepStore) -> None:
+    def test_runs_of_a_user_and_of_a_scope(self, store: SessionStepStore) -> None:
         for run, user in (
             ("a", "ann"),
             ("b", "bob"),
@@ -69,4 +69,20 @@ class OwnerContract:
         store.append([step(run_id="b")])
         assert [each.run_id for each in store.runs(limit=9)] == ["both", "b", "a"]
         assert [each.run_id for each in store.runs(limit=9, user_id="ann")] == ["a"]
+        store.append([step(run_id=n, user_id="ann", scope=f"try:{n}") for n in ("b", "x", "x")])
+        found = {
+            scope: [each.run_id for each in store.runs(limit=9, scope=scope)]
+            for scope in (None, "*", "try:x", "try:b", "none", "\ud800")
+        }
+        assert found == {
+            None: ["both", "b", "a"],
+            "*": ["x", "both", "b", "a"],
+            "try:x": ["x"],
+            "try:b": ["b"],
+            "none": [],
+            "\ud800": [],
+        }
+        assert [e.run_id for e in store.runs(limit=9, user_id="ann", scope=None)] == ["a"]
+        assert [e.run_id for e in store.runs(limit=9, user_id="ann", scope="try:x")] == ["x"]
+        assert [e.run_id for e in store.runs(limit=1, offset=1, scope=None)] == ["b"]
         assert store.runs(limit=9, user_id="bob") == store.runs(limit=9, user_id="\ud800") == []
