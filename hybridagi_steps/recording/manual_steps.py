@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_type_hints, overload
 from uuid import uuid4
 
+import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID
 
 from hybridagi_steps.errors import InvalidSettingError, RecordingError
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.recorder import StepRecorder, active_recorders
+from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import first_line, function_arguments, options_of
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -174,12 +176,16 @@ class RunSteps:
     """Writes the steps of one run and keeps them in order.
 
     Args:
-        memory: The memory whose recorder decides ids and numbers; without one the first active.
+        memory: The memory whose recorder decides ids and numbers; without one the first active. Of
+            a run that nobody records the steps are kept here alone, and tell as much.
     """
 
     def __init__(self, memory: object = None) -> None:
         self.steps: list[AgentStep] = []
-        self._recorders = active_recorders() or [StepRecorder(_Nowhere())]
+        self._recorders = active_recorders()
+        self._unheard = not self._recorders
+        if self._unheard:
+            self._recorders = [StepRecorder(_Nowhere())]
         known = (r for r in self._recorders if memory is not None and r.memory is memory)
         self._first = next(known, self._recorders[0])
         self._problems_before = len(self._first.errors)
@@ -208,12 +214,21 @@ class RunSteps:
         steps = [watched if each is self._first else of for each in self._recorders]
         around = list(self._programs)
         try:
-            with _function_call(list(zip(self._recorders, steps, strict=True)), opened):
+            with (
+                self._listening(),
+                _function_call(list(zip(self._recorders, steps, strict=True)), opened),
+            ):
                 if of.kind == "program" and opened.written is not None:
                     self._programs.append(str(opened.written.id))
                 yield opened
         finally:
             self._programs = around
+
+    def _listening(self) -> AbstractContextManager[None]:
+        """Let DSPy tell of the models that are asked in the block, where nobody else records it."""
+        callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
+        heard = not self._unheard or any(each is self._first for each in callbacks)
+        return nullcontext() if heard else overriding(callbacks=[*callbacks, self._first])
 
     def _in_place(self, step: AgentStep) -> AgentStep:
         """Return a step that could not be stored, linked to those that the run has so far."""

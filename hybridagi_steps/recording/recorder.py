@@ -57,7 +57,7 @@ from hybridagi_steps.recording.step_writer import (
     taken_step_id,
 )
 from hybridagi_steps.recording.trials import current_level, watch_trials
-from hybridagi_steps.recording.usage import Usage, UsageListener
+from hybridagi_steps.recording.usage import StreamClock, Usage, UsageListener
 from hybridagi_steps.recording_hooks import Recalled, listen
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import new_id
@@ -100,6 +100,10 @@ class CallObserver(Protocol):
         ...
 
 
+_Asked = tuple[Any, UsageListener | None, StreamClock | None, LMCall | None]
+"""A model that was asked, what hears of its answer, and what it was asked."""
+
+
 class _Recording:
     """What recorders of one memory share: the calls in flight and the way to the memory."""
 
@@ -108,7 +112,7 @@ class _Recording:
         self.tree = CallTree()
         self.writer = writer
         self.steps = CallSteps(writer)
-        self.models: dict[str, tuple[Any, UsageListener | None, LMCall | None]] = {}
+        self.models: dict[str, _Asked] = {}
 
 
 class StepRecorder(BaseCallback):
@@ -340,20 +344,24 @@ class StepRecorder(BaseCallback):
             call = self._shared.tree.get(call_id)
             kept = call is not None and call.labels.keep_prompts
             request = request_of(instance, inputs) if kept else None
-            self._shared.models[call_id] = instance, UsageListener.if_needed(), request
+            heard = UsageListener.if_needed(), StreamClock.if_streamed()
+            self._shared.models[call_id] = instance, *heard, request
 
     @_guarded
     def on_lm_end(
         self, call_id: str, outputs: object, exception: BaseException | None = None
     ) -> None:
         """Add what it cost to the step it was asked for."""
-        model, listener, request = self._shared.models.pop(call_id, (None, None, None))
+        found = self._shared.models.pop(call_id, (None, None, None, None))
+        model, listener, clock, request = found
         call = self._shared.tree.pop(call_id, None)
-        if listener is not None:
-            listener.close()
+        for each in (clock, listener):
+            if each is not None:
+                each.close()
         if model is None:
             return
         usage, text = Usage.of_call(model, outputs, listener), shapes.answer_text(outputs)
+        usage.first_token_ms = None if clock is None else clock.first_token_ms
         if call is not None and isinstance(call.state, Doing):
             call.state.add_answer(usage, text)
             if request is not None:

@@ -6,6 +6,7 @@ history. One step may take several calls: a format fallback, a retry, a tool tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -69,6 +70,8 @@ class Usage(BaseModel):
     """Calls whose usage nobody reported; they count nothing above."""
     cache_hits: int = Field(default=0, exclude=True)
     """Calls that the client answered from its own cache; nothing was spent on them."""
+    first_token_ms: float | None = Field(default=None, exclude=True)
+    """How long the first streamed answer was waited for."""
     model_name: str | None = Field(default=None, exclude=True)
     """The model that was asked last."""
     provider: str | None = Field(default=None, exclude=True)
@@ -136,6 +139,8 @@ class Usage(BaseModel):
             for name in _SUMMED:
                 if (more := others[name]) is not None:
                     own[name] = more + (own[name] or 0)
+            if self.first_token_ms is None:
+                own["first_token_ms"] = other.first_token_ms
             own["model_name"] = other.model_name or self.model_name
             own["provider"] = other.provider or self.provider
 
@@ -143,6 +148,7 @@ class Usage(BaseModel):
         """Return the sum as a step's metrics; a cache hit means that no call was paid for."""
         return StepMetrics(
             duration_ms=round(duration_ms, 3),
+            first_token_latency_ms=self.first_token_ms,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             total_tokens=self.total_tokens,
@@ -185,6 +191,38 @@ class UsageListener:
     def close(self) -> None:
         """Give DSPy its tracker back."""
         undo(self._token)
+
+
+class StreamClock:
+    """Hears when the first piece of a streamed answer comes, in the place of DSPy's stream.
+
+    Several recorders of one call share one.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.first_token_ms: float | None = None
+        self._stream, self._begun = stream, time.perf_counter()
+        self._token = override(send_stream=self)
+
+    @classmethod
+    def if_streamed(cls) -> Self | None:
+        """Begin to wait, if the call that begins is to be streamed."""
+        stream: Any = dspy.settings.get("send_stream")
+        return stream if stream is None or isinstance(stream, cls) else cls(stream)
+
+    async def send(self, piece: object) -> None:
+        """Pass a piece on."""
+        if self.first_token_ms is None:
+            self.first_token_ms = round((time.perf_counter() - self._begun) * 1000, 3)
+        await self._stream.send(piece)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def close(self) -> None:
+        """Give DSPy its stream back; the first who asks does."""
+        if dspy.settings.get("send_stream") is self:
+            undo(self._token)
 
 
 class MeteringCallback(BaseCallback):

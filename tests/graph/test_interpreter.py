@@ -209,6 +209,43 @@ class TestARun:
         assert metrics is not None
         assert (metrics.llm_calls, (metrics.total_tokens or 0) > 0) == (1, True)
 
+    def test_tells_as_much_without_a_memory(self, memory: hs.StepMemory) -> None:
+        decision = Decision("check", "Check", "Is it so?")
+        program = GraphProgram(name="main", description="d")
+        program.add(Action("think", "ChainOfThought", "Think", "Think hard"))
+        program.add(decision)
+        for source, target, label in (
+            ("start", "think", ""),
+            ("think", "check", ""),
+            ("check", "end", "YES"),
+            ("check", "think", "NO"),
+        ):
+            program.connect(source, target, **({"label": label} if label else {}))
+        program.build()
+        told: list[Any] = []
+        for kept in (memory, None):
+            agent = GraphInterpreter(
+                [program], [ChainOfThought()], kept, commit_decision_steps=True
+            )
+            replies = [{"reasoning": "r", "answer": "42"}, {"choice": "YES"}]
+            with dspy.context(lm=scripted_lm(replies)):
+                out = agent(query="q")
+            assert out.finish_reason == "finished"
+            think, check = out.program_trace.steps[1:3]
+            assert (think.metadata or {})["reasoning"] == "r"
+            for step in (think, check):
+                assert step.metrics is not None
+                assert step.metrics.model_name == "scripted/model"
+                assert (step.metrics.total_tokens or 0) > 0
+            told.append(
+                [
+                    (s.step_type, s.metrics and s.metrics.total_tokens, s.metadata)
+                    for s in out.program_trace.steps
+                ]
+            )
+            assert not dspy.settings.get("callbacks")
+        assert told[0] == told[1]
+
     def test_does_not_store_its_context_with_each_action(self, memory: hs.StepMemory) -> None:
         marker = "NEEDLE-IN-A-RESULT"
         nodes = [Action(f"n{i}", "Predict", "Work", f"Do part {i}") for i in range(6)]
@@ -699,4 +736,4 @@ def test_the_interpreter_is_measured_against_its_own_predictors() -> None:
     result = interpreter_cost.measure(rounds=8, nodes=10)
     assert list(result["times"]) == ["bare predictors", "agent", "recorded", "stored"]
     assert all(times["wall_ms"] > 0 for times in result["times"].values())
-    assert result["interpreter"]["cpu_ms_least"] < 1.0
+    assert result["interpreter"]["cpu_ms_least"] < 1.5  # it hears what its models cost

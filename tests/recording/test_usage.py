@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from typing import Any
 
 import dspy
@@ -112,3 +114,52 @@ def test_without_a_history_no_tokens_are_lost(in_a_task: bool) -> None:
         assert after.total_tokens
         assert (after.llm_calls, after.cache_hit) == (before.llm_calls, before.cache_hit)
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("recorders", [1, 2])
+def test_a_streamed_answer_tells_when_it_began(recorders: int) -> None:
+    memories = [hs.StepMemory(":memory:", embedder="hashing") for _ in range(recorders)]
+    listener = dspy.streaming.StreamListener(signature_field_name="answer")
+    program = dspy.Predict("question -> answer")
+    lm = scripted_lm([{"answer": "a long answer"}] * 2)
+
+    async def streamed() -> list[Any]:
+        stream = dspy.streamify(program, stream_listeners=[listener])
+        return [piece async for piece in stream(question="?")]
+
+    with contextlib.ExitStack() as blocks:
+        blocks.enter_context(dspy.context(lm=lm))
+        runs = [blocks.enter_context(hs.record(memory)) for memory in memories]
+        pieces = asyncio.run(streamed())
+        program(question="not streamed")
+        assert dspy.settings.get("send_stream") is None
+    assert "".join(piece.chunk for piece in pieces[:-1]) == "a long answer"
+    for run in runs:
+        assert run.errors == []
+        streamed_step, plain_step = (step.metrics for step in run.steps.steps)
+        assert 0 < streamed_step.first_token_latency_ms <= streamed_step.duration_ms
+        assert plain_step.first_token_latency_ms is None
+
+
+def test_a_tool_takes_its_own_time_without_the_thought_before_it() -> None:
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    lines = [
+        {"next_thought": "go", "next_tool_name": "look", "next_tool_args": {}},
+        {"next_thought": "done", "next_tool_name": "finish", "next_tool_args": {}},
+        {"reasoning": "r", "answer": "a"},
+    ]
+    replies = iter(lines)
+
+    def reply(_: Any) -> Any:
+        time.sleep(0.05)
+        return next(replies)
+
+    with hs.StepMemory(":memory:", embedder="hashing") as memory:
+        with dspy.context(lm=scripted_lm(reply)), hs.record(memory) as run:
+            dspy.ReAct("question -> answer", tools=[look])(question="?")
+        [tool] = [step.metrics for step in run.steps.steps if step.tool == "look"]
+    assert tool.duration_ms >= 50, "the thought counts in what the step took"
+    assert tool.tool_exec_time_ms <= tool.duration_ms - 50, "and not as the tool's time"
