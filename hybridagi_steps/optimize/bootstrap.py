@@ -39,9 +39,8 @@ from hybridagi_steps.optimize.exclusion import (
 )
 from hybridagi_steps.optimize.with_experience import LearnedProgram
 from hybridagi_steps.recording.recorded_program import checked_program
-from hybridagi_steps.recording.step_shapes import RUN_ID
+from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID
 from hybridagi_steps.recording.trials import example_key, read_score
-from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.validation import Where, whole_number
 
@@ -195,14 +194,10 @@ class _Validation:
         """Return demonstrations of runs that know no validation example."""
         if not any(self._ties):
             return [*demos]
-        runs = {str(demo.get(RUN_ID)) for demo in demos}
-        out = self._fence.tied(self._last_steps(runs), self._ties)
+        steps = self._memory.get_steps([str(demo[STEP_ID]) for demo in demos])
+        out = self._fence.tied(steps, self._ties)
         clean = (demo for demo in demos if demo.get(RUN_ID) and demo[RUN_ID] not in out)
         return [demo for demo in clean if not self._tells(demo)]
-
-    def _last_steps(self, runs: Iterable[str]) -> Iterator[AgentStep]:
-        for run_id in sorted(runs):
-            yield from self._memory.run_steps(run_id)[-1:]
 
     def _tells(self, demo: dspy.Example) -> bool:
         said = " ".join(map(str, demo.values()))

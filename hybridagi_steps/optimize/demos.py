@@ -35,7 +35,7 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import text_hash
 from hybridagi_steps.validation import Where, whole_number
 
-_FIRST_PAGE = 1_000
+_FIRST_PAGE, _GROWTH = 500, 3
 _EVERYTHING = 2**62
 _parse_value: Callable[[Any, Any], Any] = vars(adapter_utils)["parse_value"]
 LeftOut = Counter[str]
@@ -161,7 +161,7 @@ def newest(
         yield from (step for step in page if not out or (step.run_id or str(step.id)) not in out)
         if len(page) < limit:
             return
-        offset, limit = offset + limit, _EVERYTHING
+        offset, limit = offset + limit, limit * _GROWTH
 
 
 def demos_of(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import dspy
@@ -20,6 +21,7 @@ from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
 from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties
 from hybridagi_steps.optimize.react_turns import NEXT_TOOL
 from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning
+from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording.call_steps import CLOSING
 from hybridagi_steps.recording.call_tree import Maker
 from hybridagi_steps.recording.recorder import active_recorders, active_run_ids
@@ -352,6 +354,11 @@ def _done(step: AgentStep) -> tuple[str, Any]:
     return named, (step.outputs or {}).get("choice")
 
 
+@cache
+def _counter() -> TokenCounter:
+    return token_counter()  # which looks for a vocabulary each time
+
+
 def _tokens(demo: dspy.Example) -> int:
     shown = "\n".join(f"{key}: {value}" for key, value in demo.items())
-    return token_counter().count(shown)
+    return _counter().count(shown)
