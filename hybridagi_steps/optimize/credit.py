@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from hybridagi_steps.errors import InvalidSettingError, UnknownRunError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.optimize.stored_runs import GOOD, check_memory
+from hybridagi_steps.optimize.stored_runs import GOOD, check_memory, run_in_order
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.validation import check_score, one_id
 
@@ -47,7 +47,7 @@ def credit(
         raise InvalidSettingError(
             f"policy is one of {', '.join(get_args(Policy))}, not {policy!r}."
         )
-    steps, scored = memory.run_steps(run_id), memory.run_scores([run_id]).get(one_id(run_id))
+    steps, scored = run_in_order(memory, run_id), memory.run_scores([run_id]).get(one_id(run_id))
     if not steps:
         raise UnknownRunError(f"no step has the run id {run_id!r}; memory.runs() lists runs.")
     worth = scored if value is None else value
@@ -90,7 +90,7 @@ def _advantages(
     }
     elsewhere = memory.run_scores({str(run) for runs in beside.values() for run in runs})
     scores: dict[str, float] = {}
-    for parent, children in below.items():  # in the order of hops, so outer branches come first
+    for parent, children in below.items():  # outer branches come first
         branches = [_branch(child, below) for child in children]
         values = [_worth(branch, steps[-1], worth, scored) for branch in branches]
         others = [elsewhere[run] for run in beside[parent] if run in elsewhere]

@@ -17,7 +17,7 @@ from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.memory import OPEN_MEMORIES, StepMemory
 from hybridagi_steps.optimize.outlook import Outlook, outlook
 from hybridagi_steps.optimize.patterns import call_text, called, find_loops
-from hybridagi_steps.optimize.stored_runs import check_memory, steps_given
+from hybridagi_steps.optimize.stored_runs import check_memory, run_in_order, steps_given
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.step_text import cut
@@ -63,9 +63,9 @@ def trajectory_feedback(
     if isinstance(run, str):
         known = [memory] if memory is not None else list(OPEN_MEMORIES)
         memory = next((each for each in known if each.run_steps(run)), None)
-        steps = memory.run_steps(run) if memory is not None else []
-        if not steps:
+        if memory is None:
             raise UnknownRunError(f"no open memory has the run {run!r}; give its memory, or steps.")
+        steps = run_in_order(memory, run)
     else:
         steps = steps_given(run)
     lines = dict.fromkeys(_lines(steps, memory, waiting))

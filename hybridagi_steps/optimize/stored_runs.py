@@ -17,7 +17,7 @@ _EVERYTHING = 2**62
 
 
 def runs_of(memory: StepMemory, where: Where = None) -> dict[str, list[AgentStep]]:
-    """Return the steps that match by run, runs in the order they began, steps by hop.
+    """Return the steps that match by run, runs in the order they began, steps as `in_order`.
 
     Trial runs and what is revoked are left out unless `where` names their scope.
     """
@@ -28,9 +28,18 @@ def runs_of(memory: StepMemory, where: Where = None) -> dict[str, list[AgentStep
     for step in found:
         if step.run_id is not None:
             runs.setdefault(step.run_id, []).append(step)
-    for steps in runs.values():
-        steps.sort(key=lambda step: step.hop)
-    return runs
+    return {run_id: in_order(steps) for run_id, steps in runs.items()}
+
+
+def run_in_order(memory: StepMemory, run_id: str) -> list[AgentStep]:
+    """Return all steps of a run, as `in_order`."""
+    return in_order(list(memory.iter_steps({"run_id": run_id})))
+
+
+def in_order(stored: list[AgentStep]) -> list[AgentStep]:
+    """Return steps by hop; as stored where hops repeat, as the depths of a search tree do."""
+    hops = {step.hop for step in stored}
+    return sorted(stored, key=lambda step: step.hop) if len(hops) == len(stored) else stored
 
 
 def check_memory(memory: object) -> None:

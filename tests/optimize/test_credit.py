@@ -68,6 +68,14 @@ def test_retries_in_runs_of_their_own_are_siblings(tree: hs.StepMemory) -> None:
     assert hs.credit(tree, "again", policy="advantage") == {}
 
 
+def test_a_tree_whose_hops_are_depths_ends_where_it_was_ended() -> None:
+    with hs.StepMemory(":memory:", embedder="hashing") as memory:
+        for number, hop, parent in ((1, 1, None), (2, 2, 1), (3, 3, 2), (4, 2, 1)):
+            made = step("r", number, "act", "p", parent_id=parent and f"r-{parent}")
+            memory.add(made.model_copy(update={"hop": hop}))
+        assert set(hs.credit(memory, "r", 1.0, "path")) == {"r-1", "r-4"}
+
+
 def test_what_cannot_be_credited(tree: hs.StepMemory) -> None:
     with pytest.raises(UnknownRunError):
         hs.credit(tree, "nobody", 1.0)
