@@ -49,7 +49,7 @@ def credit(
         )
     steps, scored = run_in_order(memory, run_id), memory.run_scores([run_id]).get(one_id(run_id))
     if not steps:
-        raise UnknownRunError(f"no step has the run id {run_id!r}; memory.runs() lists runs.")
+        raise UnknownRunError(run_id)
     worth = scored if value is None else value
     if worth is None:
         raise InvalidSettingError(f"run {run_id!r} has no score: give a value, or score it first.")

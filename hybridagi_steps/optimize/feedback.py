@@ -64,7 +64,8 @@ def trajectory_feedback(
         known = [memory] if memory is not None else list(OPEN_MEMORIES)
         memory = next((each for each in known if each.run_steps(run)), None)
         if memory is None:
-            raise UnknownRunError(f"no open memory has the run {run!r}; give its memory, or steps.")
+            told = f"no open memory has the run {run!r}; give its memory, or its steps."
+            raise UnknownRunError(run, told)
         steps = run_in_order(memory, run)
     else:
         steps = steps_given(run)

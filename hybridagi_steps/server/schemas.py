@@ -261,6 +261,43 @@ class WholeRun(Answer):
     metrics: RunMetrics
 
 
+class JudgedStep(Answer):
+    """A step of a run, and how the like of it ended before."""
+
+    step_id: str
+    hop: int
+    action: str
+    """Its tool, else what was chosen, else its predictor."""
+    chance: float | None = None
+    """Share of the similar steps of scored runs whose run ended well; absent below three."""
+    well: int
+    """How many of those ended well."""
+    scored: int
+    """How many there are."""
+
+
+class Trouble(Answer):
+    """Where something first went wrong."""
+
+    step_id: str
+    hop: int
+    said: str
+
+
+class RunOutlook(Answer):
+    """How the like of a run's steps ended before, and what can be seen of it without a model."""
+
+    run_id: str
+    chance: float | None = None
+    """Mean over its steps; absent when too little is scored."""
+    agreement: dict[str, float]
+    """Shares of what was done in states like that of the last step."""
+    lowest: list[JudgedStep]
+    """The three steps with the lowest chance."""
+    first_trouble: Trouble | None = None
+    loops: list[str]
+
+
 class PromptKept(Answer):
     """What the model saw for a step, in the order of its calls; empty where none was kept."""
 

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.feedback import first_trouble
+from hybridagi_steps.optimize.outlook import outlook
+from hybridagi_steps.optimize.patterns import find_loops
+from hybridagi_steps.optimize.stored_runs import run_in_order
 from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -21,6 +25,8 @@ from hybridagi_steps.records.store_values import SEVERAL_USERS, MessagePlace, Ru
 from hybridagi_steps.validation import Where
 
 _LONGEST_TITLE = 200
+_JUDGED = 40
+"""The last steps of a run whose outlook is asked: two searches each."""
 
 
 def hits_for(
@@ -143,6 +149,38 @@ def run_costs(steps: Sequence[AgentStep]) -> dict[str, Any]:
     status = (ends or steps)[-1].status if len(ends) >= begun else "unfinished"
     metrics = run_metrics(steps)
     return {"status": status, "tokens": metrics.total_tokens, "cost": metrics.cost}
+
+
+def judged_run(memory: StepMemory, run_id: str, whose: str | None) -> dict[str, Any] | None:
+    """Return how the like of a run's last steps ended before; None: it has no steps.
+
+    Args:
+        memory: Where it is.
+        run_id: The run.
+        whose: The user whose past may be seen; None: everybody's.
+    """
+    steps = run_in_order(memory, run_id)
+    if not steps:
+        return None
+    mine = [step if whose is None else step.model_copy(update={"user_id": whose}) for step in steps]
+    found = outlook(memory, mine[-_JUDGED:])
+    trouble = first_trouble(steps)
+    return filled(
+        run_id=run_id,
+        chance=found.chance,
+        agreement=found.agreement,
+        lowest=[
+            filled(
+                step_id=id_text(each.step.id),
+                hop=each.step.hop,
+                **{name: getattr(each, name) for name in ("action", "chance", "well", "scored")},
+            )
+            for each in found.lowest
+        ],
+        first_trouble=trouble
+        and {"step_id": id_text(trouble[0].id), "hop": trouble[0].hop, "said": trouble[1]},
+        loops=[str(loop) for loop in find_loops(steps)],
+    )
 
 
 def _own_time(steps: Sequence[AgentStep]) -> float | None:

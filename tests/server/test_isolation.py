@@ -92,6 +92,7 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("GET", "/v1/models"): [Asked("/v1/models", refused=False)],
     ("GET", "/runs"): [Asked("/runs", refused=False)],
     ("GET", "/runs/{run_id}"): [Asked("/runs/{run}")],
+    ("GET", "/runs/{run_id}/outlook"): [Asked("/runs/{run}/outlook")],
     ("GET", "/steps/{step_id}/prompt"): [Asked("/steps/{step}/prompt")],
     ("GET", "/runs/{run_id}/events"): [Asked("/runs/{run}/events")],
     ("POST", "/runs/{run_id}/cancel"): [Asked("/runs/{run}/cancel")],

@@ -218,6 +218,7 @@ PATHS = (
     "/sessions/{0}/compare?branch_a={1}&branch_b={1}",
     "/runs/{0}",
     "/runs/{0}/events",
+    "/runs/{0}/outlook",
     "/search?q={0}",
     "/search?like={0}",
     "/search?q=x&session_id={0}&tools={0}&user_id={0}&metadata={0}",

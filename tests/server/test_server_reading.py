@@ -220,3 +220,26 @@ def test_the_time_of_a_run_is_its_own(served: Served, memory: StepMemory) -> Non
     )
     metrics = served.client.get("/runs/nested").json()["metrics"]
     assert (metrics["duration_ms"], metrics["input_tokens"]) == (1_200, 40)
+
+
+def test_a_run_is_judged_by_how_its_like_ended(served: Served, memory: StepMemory) -> None:
+    for number in range(10):
+        cancels = number % 2
+        inputs: dict[str, Any] = {
+            "purpose": f"customer {number} wants money back",
+            "tool": "cancel" if cancels else "refund",
+            "arguments": {"booking": number},
+        }
+        outputs = {"result": "Error: too late" if cancels else "done"}
+        step = {"id": f"s{number}", "run_id": f"past-{number}", "step_type": "Action"}
+        memory.add(AgentStep.model_validate({**step, "inputs": inputs, "outputs": outputs}))
+        memory.score(f"past-{number}", 1.0 - cancels)
+    found = served.client.get("/runs/past-1/outlook").json()
+    assert (found["run_id"], found["chance"]) == ("past-1", 0.0)
+    assert found["lowest"] == [
+        {"step_id": "s1", "hop": 0, "action": "cancel", "chance": 0.0, "well": 0, "scored": 4}
+    ]
+    assert found["first_trouble"] == {"step_id": "s1", "hop": 0, "said": "Error: too late"}
+    assert found["loops"] == []
+    assert "first_trouble" not in served.client.get("/runs/past-2/outlook").json()
+    assert served.client.get("/runs/nowhere/outlook").status_code == 404

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.sessions import Limit, Offset
@@ -17,7 +18,14 @@ from hybridagi_steps.server.schemas import RUN, STEP, RunId, StepId, answer
 from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import JsonRoute, WorkRoute
 from hybridagi_steps.server.sse import EventStream, streams
-from hybridagi_steps.server.views import filled, listed_run, prompt_for, run_data, titles
+from hybridagi_steps.server.views import (
+    filled,
+    judged_run,
+    listed_run,
+    prompt_for,
+    run_data,
+    titles,
+)
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 work_router = APIRouter(tags=["runs"], route_class=WorkRoute)
@@ -89,6 +97,16 @@ async def consent(
     if not answered and not shared.hub.is_live(run_id):
         await _check_known(shared, request, run_id)
     return answer({"answered": answered})
+
+
+@work_router.get(RUN + "/outlook", response_model=shapes.RunOutlook, responses=problems(404))
+async def judge_run(shared: Shared, caller: Who, run_id: RunId) -> Response:
+    """Tell how the like of a run's last 40 steps ended before, its first trouble and its loops."""
+    judge = partial(judged_run, shared.memory, run_id, caller.only_user)
+    found = await shared.asked("outlook", judge)
+    if found is None:
+        raise UnknownRunError(run_id)
+    return answer(found)
 
 
 @work_router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
