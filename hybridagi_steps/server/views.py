@@ -11,10 +11,6 @@ from typing import Any, NamedTuple
 from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.optimize.feedback import first_trouble
-from hybridagi_steps.optimize.outlook import outlook
-from hybridagi_steps.optimize.patterns import find_loops
-from hybridagi_steps.optimize.stored_runs import run_in_order
 from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
@@ -159,6 +155,12 @@ def judged_run(memory: StepMemory, run_id: str, whose: str | None) -> dict[str, 
         run_id: The run.
         whose: The user whose past may be seen; None: everybody's.
     """
+    # Loaded when first asked for: they load DSPy.
+    from hybridagi_steps.optimize.feedback import first_trouble
+    from hybridagi_steps.optimize.outlook import outlook
+    from hybridagi_steps.optimize.patterns import find_loops
+    from hybridagi_steps.optimize.stored_runs import run_in_order
+
     steps = run_in_order(memory, run_id)
     if not steps:
         return None

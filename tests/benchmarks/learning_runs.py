@@ -85,9 +85,9 @@ def real_runs(file: str = "") -> list[RealRun]:
     Args:
         file: Its steps stand beside it, in a file whose name has `steps` where it has `runs`.
     """
-    rows: list[dict[str, Any]] = shipped_runs() if not file else _lines(Path(file))
     if file and "runs" not in Path(file).name:
         raise InvalidSettingError("--runs takes a file named like runs.jsonl, beside steps.jsonl.")
+    rows: list[dict[str, Any]] = shipped_runs() if not file else _lines(Path(file))
     stored = shipped_steps() if not file else _steps(Path(file))
     steps: dict[str, list[AgentStep]] = {}
     for step in stored:

@@ -25,6 +25,7 @@ from tests.benchmarks.__main__ import app
         (["search", "--sizes", "many"], "'many' is no list of numbers"),
         (["write", "--loops", "0"], "'0' is no list of numbers"),
         (["quality", "--half", "whole"], "--half"),
+        (["learning", "--runs", "mine.jsonl"], "beside steps.jsonl"),
         (["lexical", "--rounds"], "requires an argument"),
         (["nothing"], "nothing"),
     ],
@@ -38,7 +39,9 @@ def test_bad_options_are_named_in_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["write", "search", "scaling", "recorder", "quality", "readme"])
+@pytest.mark.parametrize(
+    "name", ["write", "search", "scaling", "recorder", "quality", "learning", "readme"]
+)
 def test_the_help_of_a_measurement_explains_its_options(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
