@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.running.loop_guard import LoopGuard
     from hybridagi_steps.running.runner import StepRunner, edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.stopping import RunVetoed
+    from hybridagi_steps.running.stored_consents import ConsentRules
     from hybridagi_steps.running.tool_calls import idempotent
     from hybridagi_steps.sessions.repository import (
         SessionRepository,
@@ -103,6 +104,7 @@ __all__ = [
     "AgentStepList",
     "AgentStepType",
     "BootstrapFromMemory",
+    "ConsentRules",
     "Context",
     "ContextBuilder",
     "DurableRunner",
@@ -202,6 +204,7 @@ _HOMES: dict[str, str | None] = {
     "AgentStepList": "dspy_types",
     "AgentStepType": "records.agent_step",
     "BootstrapFromMemory": "optimize.bootstrap",
+    "ConsentRules": "running.stored_consents",
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
     "DurableRunner": "durable.session_runs",

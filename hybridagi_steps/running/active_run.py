@@ -81,7 +81,11 @@ class ActiveRun:
         self.consent = inherited if config.consent is None else config.consent
         """Who says whether its tools may run; an agent inside another one is no way round it."""
         self.consents = Consents(
-            self.consent, config.consent_timeout_seconds, self.events, self.hooks.failed
+            line.memory,
+            self.consent,
+            config.consent_timeout_seconds,
+            self.events,
+            self.hooks.failed,
         )
         self.threads = Threads(recorded.id)
         self.stopped: Stop | None = None
@@ -150,6 +154,12 @@ class ActiveRun:
             self.turn.end_call(call, text, metrics, note or None)
         except Exception as error:
             raise self._cannot_store(error) from error
+
+    def told_result(self, call: ToolTurn, text: str) -> None:
+        """Store what a call gave that an earlier run began, as somebody has found out."""
+        inputs = {"purpose": call.name, "tool": call.name, "arguments": call.arguments}
+        self.add_step(AgentStepType.Action, inputs, {"result": text}, "ok", call.step_id)
+        self.end_tool(call, text, 0.0, {"told": True})
 
     def add_step(
         self,

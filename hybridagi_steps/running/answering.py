@@ -190,6 +190,10 @@ class Prompt:
     """Further inputs of a DSPy program."""
     open_calls: list[ToolTurn] = field(default_factory=list[ToolTurn])
     """Calls of this turn that have no result yet."""
+    results: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What some of them gave, by their ids, as whoever takes up the turn has found out."""
+    consents: Mapping[str, bool | None] = field(default_factory=dict[str, "bool | None"])
+    """Calls whose tools have not begun, since they wait for consent: what was answered by now."""
 
     @property
     def text(self) -> str:
@@ -261,7 +265,11 @@ async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
     """Give the calls of an interrupted turn their results, in order."""
     for call in run.turn.reopen(prompt.open_calls):
         tool = agent.tools.get(call.name)
-        if tool is not None and is_idempotent(tool):
+        if (text := prompt.results.get(call.call_id)) is not None:
+            await in_thread(partial(run.told_result, call, text))
+        elif tool is not None and (call.call_id in prompt.consents or is_idempotent(tool)):
+            if (allowed := prompt.consents.get(call.call_id)) is not None:
+                run.consents.decided[call.call_id] = allowed
             await _call_tool(run, agent, call)
         else:
             await in_thread(partial(run.turn.interrupt, call))

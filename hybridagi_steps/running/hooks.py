@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.errors import InvalidSettingError, StorageError
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.running import stored_consents
 from hybridagi_steps.running.limits import Consent, ToolRequest
 from hybridagi_steps.running.stopping import ProgramExitError, RunVetoed, Stop, done_on, no_exit
 from hybridagi_steps.running.streaming import EventStream
@@ -176,22 +179,28 @@ class Consents:
         timeout_seconds: How long an answer is waited for.
         events: Takes the events that ask and deny.
         failed: Takes what the callable raised.
+        memory: Where a question that waits is stored, and its answer before the tool begins.
     """
 
     def __init__(
         self,
+        memory: StepMemory,
         consent: Consent | None,
         timeout_seconds: float,
         events: EventStream,
         failed: Callable[[str, BaseException], None],
     ) -> None:
-        self._consent, self._timeout = consent, timeout_seconds
+        self._memory, self._consent, self._timeout = memory, consent, timeout_seconds
         self._events, self._failed = events, failed
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._waiting: dict[str, asyncio.Future[bool]] = {}
+        self.decided: dict[str, bool] = {}
+        """What was answered already to calls of a turn that is taken up, by their ids."""
 
     async def allowed(self, request: ToolRequest) -> bool:
         """Return whether a tool may run, once that is known."""
+        if (known := self.decided.pop(request.call_id, None)) is not None:
+            return known or self._deny(request, "denied")
         if self._consent is None:
             return True
         # Before the question is asked: the answer may come at once, from anywhere.
@@ -200,12 +209,27 @@ class Consents:
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._decided(self._consent, request)
-                allowed = await waiting if answer is None else answer
+                allowed = await self._waited(request, waiting) if answer is None else answer
         except TimeoutError:
             return self._deny(request, "no answer in time")
         finally:
             self._waiting.pop(request.call_id, None)
         return allowed or self._deny(request, "denied")
+
+    async def _waited(self, request: ToolRequest, waiting: asyncio.Future[bool]) -> bool:
+        """Return an answer that somebody gives later; the disk knows it before the tool begins."""
+        allowed = False
+        try:
+            question = await in_thread(partial(stored_consents.ask, self._memory, request))
+            try:
+                allowed = await waiting
+            finally:
+                store = partial(stored_consents.answer, self._memory, question, allowed=allowed)
+                await in_thread(store)
+        except StorageError as error:
+            self._failed("consent", error)
+            return False
+        return allowed
 
     def allowed_from_thread(self, request: ToolRequest) -> bool:
         """Do so from a program's thread; on the event loop itself nothing can be waited for."""

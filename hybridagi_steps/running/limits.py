@@ -26,6 +26,8 @@ class ToolRequest(NamedTuple):
     call_id: str
     tool: str
     arguments: dict[str, Any]
+    user_id: str | None = None
+    """Whom the run acts for."""
 
 
 Answer = bool | Literal["allow", "deny"] | None

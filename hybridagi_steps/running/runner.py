@@ -28,6 +28,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.active_run import RUN, ActiveRun, register_of
 from hybridagi_steps.running.execution import RunResult, execute
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.pending_calls import PendingCall, pending_calls, taken_up
 from hybridagi_steps.running.program_adapter import Agent
 from hybridagi_steps.running.starting import (
     Start,
@@ -207,11 +208,7 @@ class StepRunner:
         return dspy.Tool(ask, name=name, desc=description)
 
     def resume_from_user_step(self, session: str | AgentSession, last_step: Step) -> Events:
-        """Answer what stands at the end of a session, as after deleting an answer.
-
-        Args:
-            session: The session.
-            last_step: Its last message.
+        """Answer what stands at the end of a session, `last_step`, as after deleting an answer.
 
         Raises:
             MessageError: An answer stands there.
@@ -226,17 +223,40 @@ class StepRunner:
 
         return self._stream(start)
 
+    async def pending(self, session: str | AgentSession) -> list[PendingCall]:
+        """Return the tool calls of a session's last turn that have no result, in order.
+
+        Of a run in flight, and of one whose process has died: then `resume` takes the answers.
+        """
+        named = await own_session(self.memory, session)
+        return await in_thread(partial(pending_calls, self.memory, named.session_id))
+
     def resume(
-        self, session: str | AgentSession, *, inputs: Mapping[str, Any] | None = None
+        self,
+        session: str | AgentSession,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        consents: Mapping[str, bool] | None = None,
+        results: Mapping[str, str] | None = None,
     ) -> Events:
         """Take up a turn that was cut off, as after a crash; no events when none was.
 
         Calls without a result are closed first: a tool declared `idempotent` runs again, any other
-        is answered with a synthetic result that says it was interrupted. Then the program is asked
+        is answered with a synthetic result that says it was interrupted. One that waited for
+        consent has not begun: it runs if it is allowed now, and once. Then the program is asked
         the turn's question again, with `inputs`, and shown what was done since.
+
+        Args:
+            session: The session.
+            inputs: Further inputs of a DSPy program.
+            consents: Whether calls may run that wait for consent, by their ids; the others are
+                asked about again.
+            results: What calls gave, by their ids: a person's answer, or what was found out of a
+                tool that was in flight. Those tools are not run.
 
         Raises:
             UnknownSessionError: No such session.
+            InvalidSettingError: An answer to a call that waits for none.
             SequenceConflictError: The session has a run in flight.
         """
 
@@ -247,7 +267,9 @@ class StepRunner:
                 raise UnknownSessionError(named.session_id)
             if last.is_assistant_step() and not last.has_tool_calls():
                 return None
-            return end_of_session(named, last, inputs or {}, resumes=last.run_id)
+            start = end_of_session(named, last, inputs or {}, resumes=last.run_id)
+            pending = await in_thread(partial(pending_calls, self.memory, named.session_id))
+            return taken_up(start, pending, consents or {}, results or {})
 
         return self._stream(start)
 
@@ -289,7 +311,7 @@ class StepRunner:
         """Replace a message of the user and answer that, on a branch of its own; as `retry` does.
 
         Raises:
-            As `retry`; MessageError also for a new message that is none.
+            MessageError: The new message is none; else as `retry`.
         """
 
         async def start() -> Start:
@@ -358,20 +380,9 @@ class StepRunner:
 def retry_from_sequence(
     session_id: str | AgentSession, sequence: int, repo: SessionRepository, runner: StepRunner
 ) -> Events:
-    """Keep the user's message at `sequence` and answer it once more; nothing is lost.
+    """Keep the user's message at `sequence` and answer it once more; see `StepRunner.retry`.
 
-    Args:
-        session_id: The session; an AgentSession with a user lets the run act for that one, in place
-            of whom the turn was recorded for.
-        sequence: Where the user's message stands.
-        repo: Where the session is kept.
-        runner: Runs the program.
-
-    Raises:
-        UnknownSessionError: No such session.
-        UnknownSequenceError: It has no message at `sequence`.
-        MessageError: The message there is not a user's.
-        SequenceConflictError: The session has a run in flight.
+    An AgentSession with a user lets the run act for that one, not whom the turn was recorded for.
     """
     return runner.retry(session_id, sequence, repository=repo)
 
@@ -383,16 +394,5 @@ def edit_from_sequence(
     repo: SessionRepository,
     runner: StepRunner,
 ) -> Events:
-    """Replace the user's message at `sequence` and answer the new one; nothing is lost.
-
-    Args:
-        session_id: As `retry_from_sequence` takes it.
-        sequence: Where the user's message stands.
-        message: What the user says in its place.
-        repo: Where the session is kept.
-        runner: Runs the program.
-
-    Raises:
-        As `retry_from_sequence`.
-    """
+    """Replace the user's message at `sequence` and answer the new one; see `StepRunner.edit`."""
     return runner.edit(session_id, sequence, message, repository=repo)

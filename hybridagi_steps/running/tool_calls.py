@@ -135,7 +135,8 @@ def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any
 
 
 def _request(run: ActiveRun, call: ToolTurn, arguments: dict[str, Any]) -> ToolRequest:
-    return ToolRequest(run.info.run_id, run.info.session_id, call.call_id, call.name, arguments)
+    own = (run.info.run_id, run.info.session_id, call.call_id, call.name)
+    return ToolRequest(*own, arguments, run.info.user_id)
 
 
 def _copy(

@@ -1,0 +1,219 @@
+"""Calls that wait outlive their process: they are listed, answered, and run once."""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from provider_double import check_openai
+from runner_cases import collected, messages, thought
+
+from hybridagi_steps import AgentSession, ConsentRules, StepMemory, StepRunner, StepRunnerConfig
+from hybridagi_steps.errors import InvalidSettingError, NotAllowedError, UnknownSessionError
+from hybridagi_steps.running.limits import ToolRequest
+from hybridagi_steps.testing import ScriptedLM, request_text
+
+QA = "question -> answer"
+PATIENCE_SECONDS = 60
+
+
+def model(*, new_turns: bool = False) -> ScriptedLM:
+    """A model that looks, then pays, as far as it is not shown to have done so.
+
+    With `new_turns` what earlier turns of the session did does not count.
+    """
+
+    def reply(request: Any) -> Any:
+        text = request_text(request)
+        if "next_tool_name" not in text:
+            return {"reasoning": "r", "answer": "done"}
+        done = text.count("## observation_")
+        if not new_turns:
+            done += sum(message.role == "tool" for message in request.messages)
+        if done < 2:
+            return thought("on", ("look", "pay")[done], what="the bill")
+        return thought("enough", "finish")
+
+    return ScriptedLM(reply)
+
+
+def runner(memory: StepMemory, folder: Path, consent: Any = None) -> StepRunner:
+    """An agent whose tools leave a line in a file each time they run."""
+
+    def ran(tool: str, what: str) -> str:
+        with (folder / "ran.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{tool}\n")
+        return f"{tool}ed {what}"
+
+    def look(what: str) -> str:
+        """Look at something."""
+        return ran("look", what)
+
+    def pay(what: str) -> str:
+        """Pay something."""
+        return ran("pay", what)
+
+    def when_paying(request: ToolRequest) -> bool | None:
+        return None if request.tool == "pay" else True
+
+    config = StepRunnerConfig(consent=consent or when_paying)
+    return StepRunner(dspy.ReAct(QA, tools=[look, pay]), memory, config=config)
+
+
+def ran(folder: Path) -> list[str]:
+    return (folder / "ran.txt").read_text(encoding="utf-8").split()
+
+
+def wait_for_consent(folder: str, session: AgentSession) -> None:
+    """What a process does that is killed while it waits."""
+    path = Path(folder)
+    with StepMemory(path / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
+        asyncio.run(runner(memory, path).run(session, "Pay my bill."))
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The folder of a run that was killed while it waited for consent."""
+    child = multiprocessing.get_context("spawn").Process(
+        target=wait_for_consent, args=(str(tmp_path), AgentSession("chat", "ann"))
+    )
+    child.start()
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while not memory.find({"scope": "consent"}).steps:
+            assert time.monotonic() < give_up
+            assert child.is_alive()
+            time.sleep(0.02)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join()
+    return tmp_path
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_what_waited_for_consent_runs_once_when_it_is_given(killed: Path, allowed: bool) -> None:
+    async def taken_up(memory: StepMemory) -> None:
+        agent = runner(memory, killed)
+        [waits] = await agent.pending("chat")
+        assert (waits.tool, waits.waits_for) == ("pay", "consent")
+        assert waits.arguments == {"what": "the bill"}
+        with pytest.raises(NotAllowedError):
+            await agent.pending(AgentSession("chat", "bob"))
+        with dspy.context(lm=model() if allowed else answering_at_once()):
+            await collected(agent.resume("chat", consents={waits.call_id: allowed}))
+        assert await agent.pending("chat") == []
+
+    with StepMemory(killed / "steps.db", embedder="hashing") as memory:
+        asyncio.run(taken_up(memory))
+        assert ran(killed) == ["look", "pay"][: 1 + allowed]
+        line = messages(memory, "chat")
+        assert line[-1].content == "done"
+        check_openai([step.to_message_dict() for step in line])
+        assert memory.verify() == []
+        assert memory.find().steps
+        assert all(step.scope != "consent" for step in memory.find().steps)
+        memory.purge({"session_id": "chat"})
+        assert memory.find({"scope": "consent"}).steps == []
+
+
+def answering_at_once() -> ScriptedLM:
+    def reply(request: Any) -> Any:
+        asked = "next_tool_name" in request_text(request)
+        return thought("no", "finish") if asked else {"reasoning": "r", "answer": "done"}
+
+    return ScriptedLM(reply)
+
+
+def test_a_result_may_be_told_instead(killed: Path) -> None:
+    """As a person's answer, or what was found out of a tool that was in flight."""
+
+    async def taken_up(memory: StepMemory) -> None:
+        agent = runner(memory, killed)
+        [waits] = await agent.pending("chat")
+        with dspy.context(lm=model()):
+            told = {waits.call_id: "payed by cheque"}
+            await collected(agent.resume("chat", results=told))
+
+    with StepMemory(killed / "steps.db", embedder="hashing") as memory:
+        asyncio.run(taken_up(memory))
+        assert ran(killed) == ["look"]
+        [told] = [s for s in messages(memory, "chat") if s.content == "payed by cheque"]
+        [step] = memory.get([str(told.agent_step_id)]).steps
+        assert (step.tool, step.status, step.user_id) == ("pay", "ok", "ann")
+
+
+def test_an_answer_that_nothing_waits_for_is_refused(killed: Path) -> None:
+    async def refused(memory: StepMemory) -> None:
+        agent = runner(memory, killed)
+        for answers in ({"consents": {"other": True}}, {"results": {"other": "x"}}):
+            with pytest.raises(InvalidSettingError, match=r"pending\(\) lists"):
+                await collected(agent.resume("chat", **answers))
+        assert len(await agent.pending("chat")) == 1
+
+    with StepMemory(killed / "steps.db", embedder="hashing") as memory:
+        asyncio.run(refused(memory))
+        assert ran(killed) == ["look"]
+
+
+def test_nothing_is_pending_where_nothing_waits(memory: StepMemory, tmp_path: Path) -> None:
+    agent = runner(memory, tmp_path)
+    with pytest.raises(UnknownSessionError):
+        asyncio.run(agent.pending("nowhere"))
+    with dspy.context(lm=answering_at_once()):
+        asyncio.run(agent.run("chat", "Hello"))
+    assert asyncio.run(agent.pending("chat")) == []
+
+
+class TestRules:
+    def run(self, memory: StepMemory, folder: Path, session: Any) -> list[str]:
+        """Return which tools ran in one turn; what no rule says is denied."""
+        (folder / "ran.txt").write_text("", encoding="utf-8")
+        rules = ConsentRules(memory, otherwise=lambda request: request.tool == "look")
+        with dspy.context(lm=model(new_turns=True)):
+            asyncio.run(runner(memory, folder, rules).run(session, "Pay."))
+        return sorted(set(ran(folder)))
+
+    def test_hold_for_their_session_or_user_until_revoked(
+        self, memory: StepMemory, tmp_path: Path
+    ) -> None:
+        rules, ann = ConsentRules(memory), AgentSession("one", "ann")
+        assert self.run(memory, tmp_path, ann) == ["look"]
+        rule = rules.add("pay", session_id="one")
+        assert self.run(memory, tmp_path, ann) == ["look", "pay"]
+        assert self.run(memory, tmp_path, AgentSession("two", "ann")) == ["look"]
+        assert rules.list(session_id="one") == [rule]
+        assert rules.revoke(rule.id)
+        assert not rules.revoke(rule.id)
+        mine = rules.add("pay", user_id="ann")
+        assert self.run(memory, tmp_path, AgentSession("three", "ann")) == ["look", "pay"]
+        assert self.run(memory, tmp_path, AgentSession("four", "bob")) == ["look"]
+        rules.add("pay", allowed=False, session_id="three", user_id="ann")
+        assert self.run(memory, tmp_path, AgentSession("three", "ann")) == ["look"]
+        assert rules.list(user_id="bob") == []
+        memory.purge({"user_id": "ann"})
+        assert rules.list() == []
+        assert mine.allowed
+
+    def test_name_a_tool_and_whose_they_are(self, memory: StepMemory) -> None:
+        rules = ConsentRules(memory)
+        with pytest.raises(InvalidSettingError, match="session_id"):
+            rules.add("pay")
+        with pytest.raises(InvalidSettingError, match="a tool"):
+            rules.add("", user_id="ann")
+
+    def test_revoking_deletes_nothing_else(self, memory: StepMemory, tmp_path: Path) -> None:
+        self.run(memory, tmp_path, "chat")
+        [*steps] = memory.iter_steps()
+        assert not any(ConsentRules(memory).revoke(str(step.id)) for step in steps)
+        assert len([*memory.iter_steps()]) == len(steps)
