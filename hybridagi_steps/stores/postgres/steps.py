@@ -197,7 +197,7 @@ class PostgresSteps(PostgresTables, StepWriting):
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
         """Insert steps under their ids: pinned, or at the end of their session."""
-        asked = (len(steps), self._namespace, many(ids))
+        asked = (len(steps), self._namespace, many([one for one in ids if is_storable(one)]))
         rows, stored = connection.execute(_NEXT_ROWS, asked).fetchone()
         if stored:  # nobody else adds to the namespace until this is committed
             raise DuplicateStepError(next(one for one in ids if one in stored))

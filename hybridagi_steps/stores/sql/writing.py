@@ -21,7 +21,13 @@ from hybridagi_steps.stores.checksums import vector_blob, vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.sql.prompt_tables import PromptTables
 from hybridagi_steps.stores.sql.steps import READ_STEPS
-from hybridagi_steps.stores.sql.tables import Connection, many, remove_empty_runs, runs_of
+from hybridagi_steps.stores.sql.tables import (
+    Connection,
+    is_storable,
+    many,
+    remove_empty_runs,
+    runs_of,
+)
 
 _ENDS_OF_SESSIONS = """SELECT s.id, s.branch_id, 1 + coalesce(
         (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
@@ -118,9 +124,12 @@ class StepWriting(PromptTables):
     def _ends_of(
         self, connection: Connection, session_ids: Iterable[str | None]
     ) -> dict[str | None, tuple[Any, Any]]:
-        """Return where sessions go on, nowhere when they have no messages."""
+        """Return where sessions go on, nowhere when they have no messages.
+
+        Of a name that no database can hold it is nowhere, too: its step is refused when encoded.
+        """
         ends: dict[str | None, tuple[Any, Any]] = dict.fromkeys(session_ids, _NOWHERE)
-        if names := sorted(name for name in ends if name is not None):
+        if names := sorted(name for name in ends if name is not None and is_storable(name)):
             found = connection.execute(_ENDS_OF_SESSIONS, (self._namespace, many(names)))
             ends.update((name, (branch_id, sequence)) for name, branch_id, sequence in found)
         return ends
