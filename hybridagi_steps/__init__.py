@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.running.stopping import RunVetoed
     from hybridagi_steps.running.stored_consents import ConsentRules
     from hybridagi_steps.running.tool_calls import idempotent
+    from hybridagi_steps.running.tool_results import cacheable
     from hybridagi_steps.sessions.repository import (
         SessionRepository,
         compare_branches,
@@ -157,6 +158,7 @@ __all__ = [
     "active_run_ids",
     "annotate",
     "build_context_from_steps",
+    "cacheable",
     "common_sequences",
     "compare_branches",
     "compare_trials",
@@ -256,6 +258,7 @@ _HOMES: dict[str, str | None] = {
     "Workspace": "workspace.workspace",
     "active_run_ids": "recording",
     "annotate": "recording",
+    "cacheable": "running.tool_results",
     "build_context_from_steps": "context.session_messages",
     "common_sequences": "optimize.patterns",
     "compare_branches": "sessions.repository",

@@ -95,6 +95,8 @@ class ActiveRun:
         """Called before the final event; set by who starts the run."""
         self.spoke = False
         """Whether the reader has seen anything of an answer, or a tool has begun."""
+        self.marks: dict[UUID, Callable[[AgentStep], None]] = {}
+        """What is noted in the steps of some calls, when the recorder gives them."""
         self.denied: set[UUID] = set()
         """The steps of calls that were not allowed; the program is told and goes on."""
         self._loop = asyncio.get_running_loop()
@@ -217,6 +219,8 @@ class ActiveRun:
         elif step.status == "cancelled" and isinstance(error, dict):
             # asyncio and anyio write tasks, files and addresses into the message.
             step.outputs = {**(step.outputs or {}), **_problem(error["type"], _CANCELLED)}  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(step.id, UUID) and (mark := self.marks.pop(step.id, None)) is not None:
+            mark(step)
         if step.metrics is not None and step.metrics.llm_calls:
             step.metrics.first_token_latency_ms = self.meter.first_token_ms
         return self.line.keep(step)

@@ -38,6 +38,14 @@ from hybridagi_steps.running.stopping import (
     own_cancellation_in_thread,
     without_exit,
 )
+from hybridagi_steps.running.tool_results import (
+    EarlierResult,
+    earlier_result,
+    looked_at,
+    mark_cacheable,
+    mark_cached,
+    result_key,
+)
 from hybridagi_steps.running.turn import ToolTurn
 
 _CLOSING: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
@@ -88,7 +96,8 @@ async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any])
     await run.hooks.tell("on_tool_start", request)
     allowed = await run.consents.allowed(request)
     run.check()
-    copy = _copy(run, tool, _timed_async, call, allowed=allowed)
+    known = await in_thread(partial(_known, run, tool, call)) if allowed else None
+    copy = _copy(run, tool, _timed_async, call, known, allowed=allowed)
     began = time.perf_counter()
     try:
         with _entered(run), announcing(call.step_id):
@@ -118,7 +127,8 @@ def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any
     with run.threads.in_tool():
         allowed = run.consents.allowed_from_thread(request)
     run.check()
-    copy = _copy(run, tool, _timed, call, allowed=allowed)
+    known = _known(run, tool, call) if allowed else None
+    copy = _copy(run, tool, _timed, call, known, allowed=allowed)
     began = time.perf_counter()
     try:
         with _entered(run), announcing(call.step_id), run.threads.in_tool():
@@ -144,17 +154,38 @@ def _copy(
     tool: dspy.Tool,
     timed: Callable[[ActiveRun, Any], Callable[..., Any]],
     call: ToolTurn,
+    known: EarlierResult | None,
     *,
     allowed: bool,
 ) -> Any:
-    """Return a copy of a tool that keeps to its time, or that only says it is denied."""
+    """Return a copy of a tool that keeps to its time, or only says that it is denied, or known."""
     if not allowed:
         run.denied.add(call.step_id)
         return tool.model_copy(update={"func": _denial})
-    function = timed(run, tool)
+
+    def told(**_: object) -> Any:
+        return None if known is None else known.value
+
+    function = timed(run, tool) if known is None else told
+    if known is None and call.step_id in run.marks:
+        refuse = partial(run.marks.pop, call.step_id, None)
+        function = looked_at(run.line.memory, function, refuse)
     # Recorders know the function as that of the tool.
     setattr(function, "__wrapped__", tool.func)  # noqa: B010 - functions have it when they wrap
     return tool.model_copy(update={"func": function})
+
+
+def _known(run: ActiveRun, tool: dspy.Tool, call: ToolTurn) -> EarlierResult | None:
+    """Return what a cacheable tool has given before; if nothing, have this call's result kept."""
+    memory = run.line.memory
+    if (key := result_key(memory, tool, call.arguments)) is None:
+        return None
+    known = earlier_result(memory, tool, key, run.info.user_id)
+    if known is None:
+        run.marks[call.step_id] = partial(mark_cacheable, key=key)
+    else:
+        run.marks[call.step_id] = partial(mark_cached, step_id=known.step_id)
+    return known
 
 
 def _end(run: ActiveRun, call: ToolTurn, result: object, began: float, *, allowed: bool) -> None:
