@@ -41,6 +41,7 @@ from hybridagi_steps.running.stopping import (
 from hybridagi_steps.running.tool_results import (
     EarlierResult,
     earlier_result,
+    is_cacheable,
     looked_at,
     mark_cacheable,
     mark_cached,
@@ -96,7 +97,9 @@ async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any])
     await run.hooks.tell("on_tool_start", request)
     allowed = await run.consents.allowed(request)
     run.check()
-    known = await in_thread(partial(_known, run, tool, call)) if allowed else None
+    known = None
+    if allowed and is_cacheable(tool):
+        known = await in_thread(partial(_known, run, tool, call))
     copy = _copy(run, tool, _timed_async, call, known, allowed=allowed)
     began = time.perf_counter()
     try:
@@ -127,7 +130,7 @@ def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any
     with run.threads.in_tool():
         allowed = run.consents.allowed_from_thread(request)
     run.check()
-    known = _known(run, tool, call) if allowed else None
+    known = _known(run, tool, call) if allowed and is_cacheable(tool) else None
     copy = _copy(run, tool, _timed, call, known, allowed=allowed)
     began = time.perf_counter()
     try:

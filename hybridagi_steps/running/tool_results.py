@@ -64,9 +64,14 @@ def cacheable(max_age_seconds: float) -> Callable[[Any], Any]:
     return declared
 
 
+def is_cacheable(tool: dspy.Tool) -> bool:
+    """Whether a tool was declared cacheable."""
+    return hasattr(tool.func, _MAX_AGE)
+
+
 def result_key(memory: StepMemory, tool: dspy.Tool, arguments: dict[str, Any]) -> str | None:
     """Return by what a call is found; None of one that is not to be."""
-    if not hasattr(tool.func, _MAX_AGE) or not _may_be_kept(memory, arguments):
+    if not _may_be_kept(memory, arguments):
         return None
     said = orjson.dumps([str(tool.name), arguments], option=orjson.OPT_SORT_KEYS)
     return blake2b(said, digest_size=16).hexdigest()
