@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         StepsJSONAdapter,
         StepsXMLAdapter,
     )
+    from hybridagi_steps.programs.pipeline import Pipeline
     from hybridagi_steps.programs.reranking import LMStepReranker, StepReranker
     from hybridagi_steps.programs.retriever import StepRetriever
     from hybridagi_steps.recording import (
@@ -117,6 +118,7 @@ __all__ = [
     "NativeChatAdapter",
     "NativeJSONAdapter",
     "Orchestrator",
+    "Pipeline",
     "Plan",
     "PlanGenerator",
     "PlanResult",
@@ -218,6 +220,7 @@ _HOMES: dict[str, str | None] = {
     "NativeChatAdapter": "programs.adapters",
     "NativeJSONAdapter": "programs.adapters",
     "Orchestrator": "planning.orchestrator",
+    "Pipeline": "programs.pipeline",
     "Plan": "planning.plan",
     "PlanGenerator": "planning.generator",
     "PlanResult": "planning.results",
