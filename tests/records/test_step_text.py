@@ -219,3 +219,25 @@ def test_threads_that_stem_at_once_do_not_mix_their_words() -> None:
         assert words == [
             stem for n in range(400) for stem in (f"x{thread}y{n}iz", "relation", "hope")
         ]
+
+
+def test_decisions_on_different_questions_say_different_things() -> None:
+    asked = [
+        AgentStep(
+            step_type="Decision",
+            inputs={"purpose": "route", "options": ["a", "b"], "arguments": {"question": question}},
+            outputs={"choice": "a"},
+        )
+        for question in ("where is my bag", "who has my seat")
+    ]
+    assert own_text(asked[0]) == 'route | ["a","b"] (question=where is my bag) -> a'
+    assert whole_text(asked[0]) != whole_text(asked[1])
+
+
+def test_inputs_of_a_predictor_are_longer_than_arguments_of_a_tool() -> None:
+    inputs = {"purpose": "answer", "arguments": {"question": "word " * 100}}
+    lengths = [
+        len(own_text(AgentStep(step_type="Action", inputs=inputs, predictor=predictor)))
+        for predictor in (None, "Agent.answer")
+    ]
+    assert lengths[1] - lengths[0] == 240
