@@ -224,7 +224,7 @@ def test_threads_that_stem_at_once_do_not_mix_their_words() -> None:
 def test_decisions_on_different_questions_say_different_things() -> None:
     asked = [
         AgentStep(
-            step_type="Decision",
+            step_type=AgentStepType.Decision,
             inputs={"purpose": "route", "options": ["a", "b"], "arguments": {"question": question}},
             outputs={"choice": "a"},
         )
@@ -235,9 +235,10 @@ def test_decisions_on_different_questions_say_different_things() -> None:
 
 
 def test_inputs_of_a_predictor_are_longer_than_arguments_of_a_tool() -> None:
+    kind = AgentStepType.Action
     inputs = {"purpose": "answer", "arguments": {"question": "word " * 100}}
     lengths = [
-        len(own_text(AgentStep(step_type="Action", inputs=inputs, predictor=predictor)))
+        len(own_text(AgentStep(step_type=kind, inputs=inputs, predictor=predictor)))
         for predictor in (None, "Agent.answer")
     ]
     assert lengths[1] - lengths[0] == 240
