@@ -206,7 +206,8 @@ def _same_action(past: _Past, step: AgentStep, parent: AgentStep | None, k: int)
     if parent is not None:
         text = f"{text} | {cut(own_text(parent), _PARENT)}"
     if step.step_type == AgentStepType.Decision:  # no filter knows what was chosen
-        hits = past.like(text, _MORE * k, {})
+        made_by = {"predictors": [step.predictor]} if step.predictor is not None else {}
+        hits = past.like(text, _MORE * k, made_by)
         return [hit for hit in hits if action_of(hit.step) == action_of(step)][:k]
     return past.like(text, k, {"tools" if step.tool else "predictors": [action_of(step)]})
 

@@ -192,5 +192,5 @@ def _told(found: Calibration, what: str) -> str:
     count = len(found.predicted)
     if found.ece is None:
         return f"not enough {what}"
-    area = "no AUC, all ended alike" if found.auc is None else f"AUC {found.auc:.2f}"
+    area = "no AUC, all alike" if found.auc is None else f"AUC {found.auc:.2f}"
     return f"calibration error {found.ece:.2f}, {area} ({count:,} {what})"

@@ -105,7 +105,7 @@ def _copier(
         found["losses"] = {}
         for name, scored in hard.items():
             with poisoned(memory, tools, scored=scored) as worse:
-                least = {"min_score": 0.5} if scored else {}
+                least = {"min_score": 0.0} if scored else {}
                 theirs = experienced(played, worse, k, **least)
             found["losses"][name] = _loss(ours, theirs)
         if tune:

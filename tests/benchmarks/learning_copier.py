@@ -196,7 +196,7 @@ def calls_of_knn(runs: Sequence[RealRun], k: int, embedder: Any) -> tuple[float,
 def poisoned(memory: hs.StepMemory, tools: Sequence[str], *, scored: bool) -> hs.StepMemory:
     """Return a memory in which of ten runs nine are copies with the same words and wrong actions.
 
-    With `scored` it is known which: copies have the score 0, originals at least .5.
+    With `scored` it is known which: copies have the score -1, originals what they had, else 0.
     """
     made = hs.StepMemory(":memory:", embedder=memory.embedder)
     stored = [step for step in memory.iter_steps() if step.scope is None]
@@ -205,10 +205,10 @@ def poisoned(memory: hs.StepMemory, tools: Sequence[str], *, scored: bool) -> hs
     for copy in range(COPIES):
         made.add([_poison(step, copy, tools) for step in stored])
         for run in runs if scored else ():
-            made.score(f"{run} {copy}", 0.0)
+            made.score(f"{run} {copy}", -1.0)
     ended = memory.run_scores(runs)
     for run in runs if scored else ():
-        made.score(run, max(0.5, ended.get(run, 0.5)))
+        made.score(run, ended.get(run, 0.0))
     made.flush()
     return made
 

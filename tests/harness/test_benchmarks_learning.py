@@ -84,7 +84,7 @@ def test_poisoned_copies_do_the_wrong_thing(runs: list[RealRun]) -> None:
         with poisoned(memory, tools, scored=True) as worse:
             made = [step for step in worse.iter_steps() if step.predictor]
             assert len(made) == 10 * len(before)
-            wrong = [step for step in made if (step.score or 0) < 0.5]
+            wrong = [step for step in made if (step.score or 0) < 0]
             assert len(wrong) == 9 * len(before)
             asked_of = {str(step.arguments): (step.outputs or {})["tool"] for step in before}
             assert all(asked_of[str(s.arguments)] != (s.outputs or {})["tool"] for s in wrong)
