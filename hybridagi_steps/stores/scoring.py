@@ -52,9 +52,9 @@ class Scoring(ABC):
             InvalidQueryError: `limit` or `offset` is no number of runs.
         """
         limit, offset = checked_page(limit, offset)
-        page = {"offset": offset, "user_id": user_id, "scope": scope}
-        found = self._open_store.runs(limit=limit + 1, **page)
-        firsts = self._open_store.get([run.first_step for run in found[:limit]])
+        store = self._open_store
+        found = store.runs(limit=limit + 1, offset=offset, user_id=user_id, scope=scope)
+        firsts = store.get([run.first_step for run in found[:limit]])
         titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
         listed = (run._replace(title=titles.get(run.first_step, "")) for run in found[:limit])
         return Runs(listed, next_offset=offset + limit if len(found) > limit else None)

@@ -101,6 +101,7 @@ class Lengths:
     """A reward that is an object."""
 
     scale = 2.0
+    seen = False
 
     def __call__(self, _: Any, prediction: Any) -> float:
         """Longer is better."""
@@ -129,7 +130,7 @@ def test_a_reward_that_is_an_object_stays_what_it_is(memory: hs.StepMemory) -> N
         assert program(question="q").answer == "bbbb"
     assert run.errors == []
     assert program.reward_fn is own
-    assert own.seen  # pyright: ignore[reportAttributeAccessIssue]
+    assert own.seen
     end = memory.find({"step_types": "ProgramEnd", "program": "Looking"}).steps[-1]
     assert [each["reward"] for each in (end.metadata or {})["attempts"]] == [0.4, 1.6, 0.8]
 

@@ -146,7 +146,7 @@ def test_a_tool_takes_its_own_time_without_the_thought_before_it() -> None:
         """Look."""
         return "seen"
 
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"next_thought": "go", "next_tool_name": "look", "next_tool_args": {}},
         {"next_thought": "done", "next_tool_name": "finish", "next_tool_args": {}},
         {"reasoning": "r", "answer": "a"},
