@@ -60,6 +60,8 @@ class OutermostCall:
     inputs: Mapping[str, Any] | None
     """What the outermost program was asked; None when that is another one."""
     receipt: Receipt
+    seen: dict[str, None] = field(default_factory=dict[str, None])
+    """Ids of the steps that its answers may repeat: recalled, or behind a demonstration."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OutermostCall:
         return self
@@ -97,7 +99,7 @@ class Experience:
     _out: dict[Ties, set[str]] = field(default_factory=dict[Ties, set[str]])
     """Of ties that were asked for the runs that have them."""
     _echoes: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    """Of what predictors were asked and gave in trials: the steps recalled before that."""
+    """Of what predictors were asked and gave in trials: the steps that it may repeat."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experience:
         return self
@@ -128,6 +130,7 @@ class Experience:
                 raise
             self._say(f"recall failed: {type(error).__name__}: {error}")
             return Shown(own)
+        call.seen.update((step_id, None) for demo in [*own, *demos] for step_id in _sources(demo))
         call.receipt.warnings += [] if warning is None else [warning]
         return Shown([*own, *demos], warning)
 
@@ -136,10 +139,11 @@ class Experience:
 
         Optimisers make demonstrations of that, which then may repeat what was recalled.
         """
-        if call.receipt and isinstance(given, dspy.Prediction) and in_scope():
+        if call.seen and isinstance(given, dspy.Prediction) and in_scope():
             if len(self._echoes) >= _MOST_ECHOES:
                 del self._echoes[next(iter(self._echoes))]
-            self._echoes[told_hash({**asked, **dict(given)})] = tuple(call.receipt.ids)
+            told = told_hash({**asked, **dict(given)})
+            self._echoes[told] = tuple({**dict.fromkeys(self._echoes.get(told, ())), **call.seen})
 
     def mark_echoes(self, predict: Any, demos: Iterable[Any]) -> None:
         """Let demonstrations that an optimiser made of trials say what those had recalled."""
@@ -158,8 +162,7 @@ class Experience:
             return own
         kept: list[Any] = []
         for demo in own:
-            step_id = demo.get(STEP_ID)
-            ids = [*(demo.get(RECALLED_IDS) or ()), *([step_id] if step_id else [])]
+            ids = _sources(demo)
             steps = memory.get_steps(ids)
             if len(steps) == len(ids) and not self._fenced(memory).tied(steps, ties):
                 kept.append(demo)
@@ -307,6 +310,12 @@ class Experience:
         if not self._said:
             self._said = True
             _log.warning("WithExperience: nothing is recalled, since %s.", why)
+
+
+def _sources(demo: Any) -> list[str]:
+    """Return the ids of the steps that a demonstration is made of, or may repeat."""
+    step_id = demo.get(STEP_ID)
+    return list(dict.fromkeys([*(demo.get(RECALLED_IDS) or ()), *([step_id] if step_id else [])]))
 
 
 def in_scope() -> bool:

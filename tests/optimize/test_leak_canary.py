@@ -232,6 +232,29 @@ def test_a_program_that_was_saved_still_knows_its_echoes(
     assert (asked_for(lm), leaks(lm)) == (len(VAL), [])
 
 
+def test_an_echo_of_an_echo_is_known_too(memory: hs.StepMemory) -> None:
+    """A second optimiser bootstraps from what the first has compiled, and copies its demos."""
+
+    def copier_of_own(request: Any) -> Reply:
+        seen = ANSWERED.findall("\n".join(m.text or "" for m in request.messages[:-1]))
+        return {"answer": seen[0] if seen else "nothing"}
+
+    student = hs.WithExperience(Ask(), memory, k=3, group=task_of, on_error="raise")
+    more = [example(f"more {topic}", f"More on the {topic}?", "x") for topic in TOPICS]
+    with dspy.context(lm=scripted_lm(copier)):
+        first = bootstrap_of_anything(student, scripted_lm([]))
+    own = {demo["answer"] for demo in first.predictors()[0].demos}
+    lm = scripted_lm(copier_of_own)
+    with dspy.context(lm=lm):
+        settings = {"max_bootstrapped_demos": 6, "max_labeled_demos": 0}
+        second = dspy.BootstrapFewShot(**settings).compile(student, teacher=first, trainset=more)
+        copied = {demo["answer"] for demo in second.predictors()[0].demos}
+        assert copied & own & set(SECRET), "the second has no echo of an echo"
+        del lm.requests[:]
+        evaluate(second, lm)
+    assert (asked_for(lm), leaks(lm)) == (len(VAL), [])
+
+
 def test_in_everyday_use_the_answer_known_is_what_is_recalled(memory: hs.StepMemory) -> None:
     lm = scripted_lm(copier)
     student = hs.WithExperience(Ask(), memory, group=task_of, on_error="raise")
