@@ -330,7 +330,9 @@ class TestInDSPy:
         assert WORK["luggage"] in (lm.requests[0].messages[2].text or "")
         assert len(desk.program.route.demos) == 1
 
-    @pytest.mark.parametrize("way", ["copy", "deepcopy", "dspy", "whole", "with KNNSteps"])
+    @pytest.mark.parametrize(
+        "way", ["copy", "deepcopy", "dspy", "whole", "KNNSteps", "KNNSteps, saved"]
+    )
     def test_copies_recall_too(
         self, memory: hs.StepMemory, lm: ScriptedLM, tmp_path: Path, way: str
     ) -> None:
@@ -338,8 +340,13 @@ class TestInDSPy:
         if way == "whole":
             desk.save(tmp_path / "whole", save_program=True)
             desk = dspy.load(tmp_path / "whole", allow_pickle=True)
-        elif way == "with KNNSteps":
-            desk = hs.KNNSteps(memory, k=1).compile(Desk(), trainset=[])
+        elif way.startswith("KNNSteps"):
+            optimiser = hs.KNNSteps(memory, k=1, on_error="raise")
+            desk = optimiser.compile(Desk(), trainset=[])
+            if way.endswith("saved"):
+                desk.save(tmp_path / "desk.json")
+                desk = optimiser.compile(Desk(), trainset=[])
+                desk.load(tmp_path / "desk.json")
         else:
             ways: dict[str, Any] = {"copy": copy.copy, "deepcopy": copy.deepcopy}
             desk = desk.deepcopy() if way == "dspy" else ways[way](desk)
