@@ -1,6 +1,17 @@
 """Step memory for DSPy: programs remember what they did, and find it again.
 
-Every public name is loaded on first use, so that `import hybridagi_steps` costs next to nothing.
+    import hybridagi_steps as hs
+
+    memory = hs.StepMemory("steps.db")
+    with hs.record(memory) as run:
+        program(question="Which gate?")
+    run                                   # what it did, as a tree
+    memory.search("which gate", k=3)      # what it did before
+    memory.runs()                         # all runs, those in flight too
+    hs.StepRunner(program, memory)        # sessions: streams, retries, resumes, forks
+
+`hybridagi-steps --help` shows the command line; `hybridagi-steps serve` starts the page. Every
+public name is loaded on first use, so that `import hybridagi_steps` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -303,4 +314,4 @@ _HOMES: dict[str, str | None] = {
     "workspace_tools": "workspace.tools",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, needs={"DurableRunner": "dbos"})

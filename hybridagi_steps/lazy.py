@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str | None], root: str | None = None
+    package: str,
+    homes: Mapping[str, str | None],
+    root: str | None = None,
+    needs: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose names live in its modules.
 
@@ -17,6 +21,8 @@ def lazy_names(
         package: The package's `__name__`.
         homes: The module of each name, relative to the root; None when the name is a module.
         root: The package that the modules are in; None for the package itself.
+        needs: The foreign package without which a name cannot be loaded: then it is not listed,
+            which `help` relies on.
     """
 
     def load(name: str) -> Any:
@@ -30,6 +36,8 @@ def lazy_names(
         return value
 
     def listed() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        missing = {name for name, foreign in (needs or {}).items() if find_spec(foreign) is None}
+        own = {name for name in vars(sys.modules[package]) if name.startswith("__")}
+        return sorted(own | (homes.keys() - missing))
 
     return load, listed

@@ -47,6 +47,7 @@ from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.hygiene import Hygiene
+from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.prompts import Prompting
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from hybridagi_steps.validation import (
@@ -73,7 +74,7 @@ OPEN_MEMORIES: WeakSet[StepMemory] = WeakSet()
 """Those that are open in this process."""
 
 
-class StepMemory(Hygiene, Prompting):
+class StepMemory(Hygiene, Prompting, Listing):
     """Past steps, durable and searchable.
 
     Example:

@@ -305,9 +305,9 @@ class StepStore(IndexedStore, Protocol):
         ...
 
     def runs(
-        self, *, limit: int, offset: int = 0, user_id: str | None = None, scope: str | None = "*"
+        self, *, limit: int, offset: int = 0, where: StepFilter | None = None
     ) -> list[RunSummary]:
-        """Return runs, newest first; `user_id` and `scope` mean what they do to `StepMemory`."""
+        """Return runs with a step that matches, newest first; user and scope as in `Listing`."""
         ...
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
@@ -537,9 +537,9 @@ class SessionStore(MessageTokenStore, Protocol):
         ...
 
     def sessions(
-        self, *, limit: int, offset: int = 0, user_id: str | None = None
+        self, *, limit: int, offset: int = 0, user_id: str | None = None, recorded: bool = False
     ) -> list[SessionSummary]:
-        """Return sessions, or one user's, the one written last first."""
+        """Return sessions, or a user's, the last written first; `recorded`: of steps alone."""
         ...
 
     def session_owner(self, session_id: str) -> str | None:

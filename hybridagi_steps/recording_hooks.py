@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from hybridagi_steps.records.agent_step import id_text
@@ -23,11 +23,24 @@ class _OfARun(Protocol):
     def run_id(self) -> str | None: ...
 
 
+class RunInFlight(NamedTuple):
+    """A run that has begun in this process and not ended."""
+
+    run_id: str
+    started_at: str
+    session_id: str | None = None
+    user_id: str | None = None
+    scope: str | None = None
+    title: str = ""
+    """What was asked, as far as it is known."""
+
+
 Recalled = Mapping[str, str | None]
 """Ids of steps and messages, each with the run it belongs to, None where that is not known."""
 
 _listeners: list[Callable[[Recalled], None]] = []
 _users: list[Callable[[object], str | None]] = []
+_runs: list[Callable[[object], Iterable[RunInFlight]]] = []
 _quiet: ContextVar[bool] = ContextVar("hybridagi_steps_recall_quiet", default=False)
 
 
@@ -75,6 +88,17 @@ def listen(listener: Callable[[Recalled], None], user_of: Callable[[object], str
     """
     _listeners.append(listener)
     _users.append(user_of)
+
+
+def tell_of_runs(runs_of: Callable[[object], Iterable[RunInFlight]]) -> None:
+    """Have `runs_of` asked for the runs in flight that are recorded into a memory."""
+    _runs.append(runs_of)
+
+
+def runs_in_flight(memory: object) -> dict[str, RunInFlight]:
+    """Return the runs in flight that are recorded into a memory, by their ids, newest first."""
+    found = [run for runs_of in _runs for run in runs_of(memory)]
+    return {run.run_id: run for run in sorted(found, key=lambda run: run.started_at, reverse=True)}
 
 
 def active_user_id(memory: object) -> str | None:

@@ -1,8 +1,9 @@
-"""Draws the README's pictures: `python -m tests.pictures` makes both anew.
+"""Draws pictures: `python -m tests.pictures` the README's two, `--views FOLDER` every view.
 
 An airline's desk answers a passenger, offline. `page.png` is the server's page in a browser,
-`notebook.png` what its run draws in a notebook. Needs the extra `server`, playwright and a Chromium
-of the system; nothing is downloaded.
+`notebook.png` what its run draws in a notebook. The views are drawn in a light and a dark window
+and in one of 390 px, to be looked at before a change of the page is done. Needs the extra `server`,
+playwright and a Chromium of the system; nothing is downloaded.
 """
 
 # Neither Playwright's objects nor DSPy are typed.
@@ -12,7 +13,9 @@ of the system; nothing is downloaded.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,22 +129,84 @@ def server_page(browser: Any, memory: hs.StepMemory) -> None:
         page.get_by_label("Message", exact=True).press("Enter")
         page.locator(".message-assistant").filter(has_text=ANSWER).wait_for()
         page.get_by_role("button", name="Send").wait_for()
-        page.get_by_role("treeitem").locator("button", has_text="refund —").last.click()
+        page.get_by_role("treeitem").filter(has_text="refund: HAT042").last.click()
         page.get_by_role("link", name="More like this").wait_for()
         page.screenshot(path=FOLDER / "page.png")
         page.close()
 
 
+WINDOWS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
+    "small": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
+}
+
+
+class Broken(dspy.Module):
+    """Fails, as programs do."""
+
+    def forward(self, question: str) -> Any:
+        """Fail."""
+        raise ValueError(f"no desk is open for: {question}")
+
+
+def stored(memory: hs.StepMemory) -> list[str]:
+    """Store two runs that can be compared and one that failed; return their ids, oldest first."""
+    ids: list[str] = []
+    for question in (QUESTION, "Is my suitcase on its way?"):
+        with hs.record(memory, session_id="notebook", user_id="ann") as run:
+            AirlineDesk()(question=question)
+        run.score(0.9 if not ids else 0.2, "polite and right" if not ids else "not what was asked")
+        ids.append(run.id)
+    with suppress(ValueError), hs.record(memory, user_id="bob") as run:
+        Broken()(question="Where is gate 4?")
+    return [*ids, run.id]
+
+
+def views(browser: Any, memory: hs.StepMemory, folder: Path) -> None:
+    """Draw every view in every window."""
+    ids = stored(memory)
+    step = next(str(step.id) for step in memory.run_steps(ids[0]) if step.tool == "refund")
+    with serving(memory, AirlineDesk()) as served:
+        served.chat("talk", QUESTION)
+        served.chat("talk", "**Thanks!** What is left?\n\n* one\n* two")
+        addresses = {
+            "session": "#/sessions/talk",
+            "recorded": "#/sessions/notebook",
+            "sessions": "#/sessions",
+            "runs": "#/runs",
+            "run": f"#/runs/{ids[0]}?step={step}",
+            "failed": f"#/runs/{ids[2]}",
+            "compare": f"#/compare/{ids[0]}/{ids[1]}",
+            "search": "#/search?q=refund+the+flight",
+        }
+        for window, options in WINDOWS.items():
+            page = browser.new_page(**options)
+            page.goto(f"{served.address}/#token={TOKEN}")
+            for name, address in addresses.items():
+                page.goto(f"{served.address}/{address}")
+                page.wait_for_load_state("networkidle")
+                page.screenshot(path=folder / f"{name}-{window}.png")
+            page.close()
+
+
 def main() -> None:
-    """Draw both."""
+    """Draw what is asked for."""
     from playwright.sync_api import sync_playwright
 
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--views", type=Path, metavar="FOLDER")
+    folder: Path | None = parser.parse_args().views
     with hs.StepMemory(":memory:", embedder="hashing") as memory:
         asyncio.run(talk_before(memory))  # Playwright has an event loop of its own
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=BROWSER, args=QUIET)
-            notebook(browser, memory)
-            server_page(browser, memory)
+            if folder is None:
+                notebook(browser, memory)
+                server_page(browser, memory)
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                views(browser, memory, folder)
             browser.close()
 
 

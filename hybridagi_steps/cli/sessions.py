@@ -10,12 +10,11 @@ import typer
 from hybridagi_steps.cli.options import DEFAULT_DB, AsJson, Db, Namespace, existing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.table import Table
 
-    from hybridagi_steps.records.message import Step
-    from hybridagi_steps.records.store_values import SessionSummary
-
-_SHOWN_ID = 36
+    from hybridagi_steps.memory import StepMemory
 
 
 def sessions(
@@ -28,26 +27,43 @@ def sessions(
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, the one written last first; or read the messages of one."""
+    """List sessions, the one written last first; or read one.
+
+    One that was only recorded has no messages; its runs are shown.
+    """
     from hybridagi_steps.cli import render
 
     with existing(db, namespace) as memory:
-        store = memory.repository().store
-        if session_id is None:
-            listed = store.sessions(limit=limit + 1, offset=offset)
-            data, shown = [asdict(summary) for summary in listed], _sessions(listed[:limit])
-        else:
-            found = store.messages(session_id, offset + 1, offset + limit + 1)
-            data = [step.model_dump(mode="json", exclude_none=True) for step in found]
-            shown = _messages(found[:limit])
+        data, shown = _listed(memory, session_id, limit + 1, offset)
     if as_json:
         render.print_json(data[:limit])
     elif not data:
         typer.echo("no sessions." if session_id is None else "no messages.")
     else:
-        render.console().print(shown)
+        render.console().print(shown(data[:limit]))
         if len(data) > limit:
             typer.echo(f"--offset {offset + limit} shows more.")
+
+
+def _listed(
+    memory: StepMemory, session_id: str | None, limit: int, offset: int
+) -> tuple[list[dict[str, Any]], Callable[[list[dict[str, Any]]], Table]]:
+    """Return what there is, and what makes a table of it."""
+    from hybridagi_steps.display.terminal import runs_table, sessions_table
+    from hybridagi_steps.errors import UnknownSessionError
+
+    if session_id is None:
+        found = memory.sessions(limit=limit, offset=offset)
+        return [asdict(summary) for summary in found], sessions_table
+    store = memory.repository().store
+    try:
+        messages = store.messages(session_id, offset + 1, offset + limit)
+    except UnknownSessionError:
+        runs = memory.runs(limit=limit, offset=offset, where={"session_id": session_id})
+        if not runs and not offset:
+            raise
+        return [run._asdict() for run in runs], runs_table
+    return [step.model_dump(mode="json", exclude_none=True) for step in messages], _messages
 
 
 def fork(
@@ -76,35 +92,19 @@ def fork(
     typer.echo(render.plain(made.session_id))
 
 
-def _sessions(listed: list[SessionSummary]) -> Table:
-    from hybridagi_steps.cli.render import plain, styled, table
-
-    made = table("session", "written", "length", "begins", right=("length",))
-    made.expand = True
-    made.columns[3].ratio = 1
-    made.columns[0].no_wrap = made.columns[1].no_wrap = True
-    for summary in listed:
-        origin = f"{summary.forked_from} at {summary.forked_at}" if summary.forked_from else ""
-        made.add_row(
-            plain(summary.session_id)[:_SHOWN_ID],
-            summary.updated_at[2:16].replace("T", " "),
-            f"{summary.messages:,}",
-            styled((summary.first_message, ""), (f"  (fork of {origin})" if origin else "", "dim")),
-        )
-    return made
-
-
-def _messages(found: list[Step]) -> Table:
+def _messages(found: list[dict[str, Any]]) -> Table:
     from hybridagi_steps.cli.render import plain, table
 
     made = table("#", "role", "message", right=("#",))
     made.expand = True
     made.columns[2].ratio = 1
     for step in found:
-        calls = [f"→ {_called(call)}" for call in step.tool_calls or []]
-        content = step.content if isinstance(step.content, str | None) else str(step.content)
+        asked: list[dict[str, Any]] = step.get("tool_calls") or []
+        calls = [f"→ {_called(call)}" for call in asked]
+        content = step.get("content")
+        text = content if isinstance(content, str | None) else str(content)
         made.add_row(
-            str(step.sequence), step.role.value, plain("\n".join(filter(None, [content, *calls])))
+            str(step["sequence"]), step["role"], plain("\n".join(filter(None, [text, *calls])))
         )
     return made
 

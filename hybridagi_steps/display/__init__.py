@@ -12,14 +12,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridagi_steps.display.templates import render
-from hybridagi_steps.display.view import call_view, hit_view, plural, run_view, step_view, tree_view
+from hybridagi_steps.display.texts import as_text
+from hybridagi_steps.display.view import (
+    call_view,
+    hit_view,
+    plural,
+    run_view,
+    session_view,
+    step_view,
+    tree_view,
+)
 
 __all__ = [
     "context_html",
     "hits_html",
+    "memory_html",
     "prompt_html",
     "receipt_html",
     "runs_html",
+    "sessions_html",
     "step_html",
     "steps_html",
 ]
@@ -78,6 +89,30 @@ def runs_html(runs: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> s
     shown = [run_view(run) for run in runs[:limit]]
     title = plural(len(runs), "run") if runs else "no runs"
     return render("runs", runs=shown, title=title, hidden=max(0, len(runs) - limit))
+
+
+def sessions_html(sessions: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> str:
+    """Return sessions as a list: how each begins, what it holds, when it was written.
+
+    Args:
+        sessions: SessionSummaries as plain data, the one written last first.
+        limit: Most sessions shown; how many more there are is said below.
+    """
+    shown = [session_view(session) for session in sessions[:limit]]
+    title = plural(len(sessions), "session") if sessions else "no sessions"
+    return render("runs", runs=shown, title=title, hidden=max(0, len(sessions) - limit))
+
+
+def memory_html(title: str, stats: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a memory holds as HTML: counts and sizes by name, and runs."""
+    numbers = {name: f"{n:,}" if isinstance(n, int) else as_text(n) for name, n in stats.items()}
+    shown = [
+        {"id": text, "title": name.replace("_", " "), "status": "", "errors": "", "facts": ""}
+        for name, text in numbers.items()
+        if text
+    ]
+    held = render("runs", runs=shown, title=title, hidden=0)
+    return held + (runs_html(runs) if runs else "")
 
 
 def receipt_html(receipt: Mapping[str, Any]) -> str:

@@ -217,6 +217,9 @@ _RUNS = """{% import "macros" as show %}
 {% for run in runs %}
 <div class="hs-rank">
 <span class="hs-title">{{ run.title or run.id }}</span>
+{% if run.status %}<span class="hs-chip{{ " hs-bad" if run.status == "failed" }}">\
+{{ run.status }}</span>{% endif %}
+
 {% if run.errors %}<span class="hs-chip hs-bad">{{ run.errors }}</span>{% endif %}
 
 <span class="hs-why">{{ run.id }}</span>

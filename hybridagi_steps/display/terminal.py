@@ -14,12 +14,26 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from hybridagi_steps.display.view import StepView, call_view, hit_view, step_view, tree_view
+from hybridagi_steps.display.view import (
+    StepView,
+    call_view,
+    hit_view,
+    run_view,
+    session_holds,
+    step_view,
+    tree_view,
+)
 
 Data = Mapping[str, Any]
 """A step, hit or run as plain data."""
 
 _COLOURS = {"action": "blue", "decision": "magenta", "call": "green", "end": "green"}
+_STATUS_COLOURS = {
+    "running": "blue",
+    "failed": "red",
+    "cancelled": "yellow",
+    "interrupted": "yellow",
+}
 _BAR = 8
 _MOST_KIN = 20
 _MOST_IN_TREE = 1_000
@@ -46,19 +60,22 @@ def hits_table(hits: Sequence[Data]) -> Table:
 
 def runs_table(runs: Sequence[Data]) -> Table:
     """Return runs as a table: what each was asked, above its id; its costs where they are given."""
-    costs = ("status", "tokens", "cost") if runs and "status" in runs[0] else ()
+    costs = ("tokens", "cost") if runs and "tokens" in runs[0] else ()
     right = ("steps", "tokens", "cost")
-    made = table("run", "started", "steps", "errors", "score", *costs, right=right)
+    made = table("run", "started", "status", "steps", "score", *costs, right=right)
     made.expand = True
     made.columns[0].ratio = 1
-    made.columns[1].no_wrap = True
+    made.columns[1].no_wrap = made.columns[2].no_wrap = True
     for run in runs:
-        score = run["score"]
+        score, view = run["score"], run_view(run)
         made.add_row(
             Group(_cut(styled((run["title"], ""))), styled((run["run_id"], "dim"))),
             plain(run["started_at"])[5:16].replace("T", " "),
+            styled(
+                (run["status"], _STATUS_COLOURS.get(run["status"], "")),
+                (" " + view["errors"], "yellow"),
+            ),
             f"{run['steps']:,}",
-            styled((run["errors"] or "", "red")),
             "" if score is None else f"{score:.2g}",
             *(_cost(run.get(name)) for name in costs),
         )
@@ -70,6 +87,26 @@ def _cost(value: object) -> str:
     if isinstance(value, float):
         return f"${value:.4f}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else plain(value)
+
+
+def sessions_table(sessions: Sequence[Data]) -> Table:
+    """Return sessions as a table: how each begins, above its id."""
+    made = table("session", "written", "holds")
+    made.expand = True
+    made.columns[0].ratio = 1
+    made.columns[1].no_wrap = made.columns[2].no_wrap = True
+    for session in sessions:
+        origin = session["forked_from"]
+        fork = f"  fork of {origin} at {session['forked_at']}" if origin else ""
+        made.add_row(
+            Group(
+                _cut(styled((session["first_message"], ""))),
+                styled((session["session_id"], "dim"), (fork, "dim")),
+            ),
+            plain(session["updated_at"])[5:16].replace("T", " "),
+            session_holds(session),
+        )
+    return made
 
 
 def rows_table(rows: Sequence[Sequence[object]], *, whole: str) -> Table:

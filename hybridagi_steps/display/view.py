@@ -137,12 +137,33 @@ def run_view(run: Mapping[str, Any]) -> dict[str, Any]:
     errors, score = _number(run.get("errors")) or 0, _number(run.get("score"))
     told = [plural(round(_number(run.get("steps")) or 0), "step")]
     told += [] if score is None else [f"score {score:.2g}"]
+    status = as_text(run.get("status"))
     return {
         "id": as_text(run.get("run_id")),
         "title": as_text(run.get("title")),
-        "errors": plural(round(errors), "error") if errors else "",
+        "status": "" if status == "completed" else status,
+        "errors": plural(round(errors), "error") if errors and status != "failed" else "",
         "facts": " · ".join([*told, as_text(run.get("started_at"))[:16].replace("T", " ")]),
     }
+
+
+def session_view(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one session as texts."""
+    written = as_text(session.get("updated_at"))[:16].replace("T", " ")
+    return {
+        "id": as_text(session.get("session_id")),
+        "title": as_text(session.get("first_message")),
+        "status": "",
+        "errors": "",
+        "facts": f"{session_holds(session)} · {written}",
+    }
+
+
+def session_holds(session: Mapping[str, Any]) -> str:
+    """Return what a session has: its messages, or runs that were recorded under its name."""
+    runs = round(_number(session.get("runs")) or 0)
+    messages = round(_number(session.get("messages")) or 0)
+    return plural(runs, "run") if runs else plural(messages, "message")
 
 
 def facts(step: Mapping[str, Any]) -> list[str]:

@@ -235,8 +235,8 @@ class Run:
     """
 
     __slots__ = (
-        *("__weakref__", "_hop", "_lock", "id", "notes", "outer", "path", "problems", "recalled"),
-        *("tried", "tries"),
+        *("__weakref__", "_hop", "_lock", "id", "notes", "outer", "path", "problems"),
+        *("recalled", "tried", "tries"),
     )
 
     def __init__(

@@ -13,7 +13,7 @@ recording was closed is not taken up, what was in flight then is told to its end
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol
 from uuid import UUID
 
@@ -45,6 +45,7 @@ from hybridagi_steps.recording.call_tree import (
     parent_and_joins,
     settle,
 )
+from hybridagi_steps.recording.in_flight import in_flight, watch
 from hybridagi_steps.recording.prompts import request_of, with_answer
 from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import (
@@ -58,7 +59,7 @@ from hybridagi_steps.recording.step_writer import (
 )
 from hybridagi_steps.recording.trials import current_level, watch_trials
 from hybridagi_steps.recording.usage import StreamClock, Usage, UsageListener
-from hybridagi_steps.recording_hooks import Recalled, listen
+from hybridagi_steps.recording_hooks import Recalled, RunInFlight, listen
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.records.prompts import LMCall
@@ -107,7 +108,9 @@ _Asked = tuple[Any, UsageListener | None, StreamClock | None, LMCall | None]
 class _Recording:
     """What recorders of one memory share: the calls in flight and the way to the memory."""
 
-    def __init__(self, writer: StepWriter) -> None:
+    def __init__(self, writer: StepWriter, *, stores: bool = True) -> None:
+        self.stores = stores
+        """Whether its steps are stored at once, not kept for whoever knows of the run."""
         self.observer: CallObserver | None = None
         self.tree = CallTree()
         self.writer = writer
@@ -160,6 +163,16 @@ class StepRecorder(BaseCallback):
         """Whether its block was left: it takes up no new call, and ends those in flight."""
         self.replaces: tuple[StepRecorder, ...] = ()
         """Recorders in whose place among DSPy's callbacks this one stands."""
+        if shared.stores:
+            watch(self)
+
+    def runs_in_flight(self) -> Iterator[RunInFlight]:
+        """Yield the run of its block, and those of its calls."""
+        if self.run is not None and not self.closed:
+            yield in_flight(self.run, self._labels, self._labels.scope)
+        for call in list(self._shared.tree.values()):
+            if call.run is not None:
+                yield in_flight(call.run, call.labels, call.scope)
 
     @property
     def memory(self) -> Any:
@@ -237,7 +250,7 @@ class StepRecorder(BaseCallback):
 
         They are as they would have been stored; whatever joins the run on `memory` joins this one.
         """
-        shared = _Recording(StepWriter(memory, keep, keep_prompts))
+        shared = _Recording(StepWriter(memory, keep, keep_prompts), stores=False)
         return cls._made(shared, labels, Run(_strand(), []))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Listings: lists of hits, runs and LM calls that draw themselves in notebooks and terminals.
+"""Listings: lists that draw themselves, of hits, runs, sessions and calls of models.
 
 They are lists: indexed, sliced, compared and passed on like any other.
 """
@@ -6,10 +6,11 @@ They are lists: indexed, sliced, compared and passed on like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.prompts import LMCall
-from hybridagi_steps.records.store_values import RunSummary
+from hybridagi_steps.records.store_values import RunSummary, SessionSummary
 
 
 class StepHits(list[StepHit]):
@@ -92,3 +93,21 @@ class LMCalls(list[LMCall]):
 
     def _shown(self) -> list[dict[str, object]]:
         return [call.model_dump(mode="json", exclude_none=True) for call in self]
+
+
+class Sessions(list[SessionSummary]):
+    """Sessions, the one written last first."""
+
+    def __str__(self) -> str:
+        """The sessions as a table."""
+        from hybridagi_steps.display.terminal import as_text, sessions_table
+
+        return as_text(sessions_table([asdict(each) for each in self])) if self else "no sessions"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Show the sessions in a notebook."""
+        from hybridagi_steps.display import sessions_html
+
+        return sessions_html([asdict(each) for each in self])

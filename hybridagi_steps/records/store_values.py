@@ -172,6 +172,9 @@ class RunSummary(NamedTuple):
     ended_at: str
     score: float | None
     feedback: str | None
+    status: str = ""
+    """completed, failed, cancelled, or interrupted: no end is stored, for it was cut off or goes on
+    in another process. A memory says running of what is in flight in this one."""
     title: str = ""
     """What its first step is called and was asked, in a line; stores leave it out."""
 
@@ -218,6 +221,8 @@ class SessionSummary:
     """The last sequence they share."""
     user_id: str | None = None
     """Whose it is; None: nobody was named when it began."""
+    runs: int = 0
+    """Of one that was only recorded, and has no messages and no branch: how many runs name it."""
 
 
 @dataclass(frozen=True, slots=True)

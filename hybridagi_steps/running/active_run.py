@@ -14,10 +14,13 @@ from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
+from hybridagi_steps.display import texts
 from hybridagi_steps.errors import SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
+from hybridagi_steps.recording.in_flight import in_flight
 from hybridagi_steps.recording.recorder import StepRecorder
+from hybridagi_steps.recording_hooks import RunInFlight, tell_of_runs
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
@@ -102,6 +105,14 @@ class ActiveRun:
         self._loop = asyncio.get_running_loop()
         self.stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._lock = threading.Lock()
+
+    @property
+    def in_flight(self) -> RunInFlight:
+        """What listings show of it."""
+        info, asked = self.info, next(iter(self.turn.messages), None)
+        title = texts.line(asked.content) if asked is not None and asked.is_user_step() else ""
+        labels = Labels(info.session_id, info.user_id)
+        return in_flight(self._recorded, labels, None)._replace(title=title)
 
     def stop(self, stop: Stop) -> bool:
         """Stop the run, from any thread; return whether it was this that stopped it."""
@@ -259,6 +270,11 @@ class Register:
         with self._lock:
             return {run_id: run.info.session_id for run_id, run in self._runs.items()}
 
+    def all(self) -> list[ActiveRun]:
+        """Return the runs in flight."""
+        with self._lock:
+            return list(self._runs.values())
+
     def check_free(self, session_id: str) -> None:
         """Check that a session has no run."""
         if session_id in self._sessions:
@@ -287,6 +303,16 @@ def register_of(memory: StepMemory) -> Register:
     """Return the register that all runners of a memory share."""
     with _registering:
         return _registers.setdefault(memory, Register())
+
+
+def _running(memory: object) -> list[RunInFlight]:
+    """Return the runs in flight on a memory, with what the user said."""
+    with _registering:
+        register = _registers.get(memory) if isinstance(memory, StepMemory) else None
+    return [] if register is None else [run.in_flight for run in register.all()]
+
+
+tell_of_runs(_running)
 
 
 def _problem(kind: str, message: str) -> dict[str, Any]:

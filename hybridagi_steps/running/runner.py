@@ -282,13 +282,15 @@ class StepRunner:
     ) -> Events:
         """Answer a message of the user once more, on a branch of its own.
 
-        The session takes the new answer over when the run has completed; until then, and if it
-        fails, it keeps the old one. `repository.attempts` lists all of them.
+        With the sequence of an answer or of a tool's result, that message and what follows in its
+        turn are made again; a result together with the calls that it belongs to. The session takes
+        the new answer over when the run has completed; until then, and if it fails, it keeps the
+        old one. `repository.attempts` lists all of them.
 
         Raises:
             UnknownSessionError: No such session.
             UnknownSequenceError: It has no message at `sequence`.
-            MessageError: The message there is not a user's.
+            MessageError: Nobody has asked anything there, or a summary stands there.
             SequenceConflictError: The session has a run in flight.
         """
 
@@ -380,7 +382,7 @@ class StepRunner:
 def retry_from_sequence(
     session_id: str | AgentSession, sequence: int, repo: SessionRepository, runner: StepRunner
 ) -> Events:
-    """Keep the user's message at `sequence` and answer it once more; see `StepRunner.retry`.
+    """Answer what the user said, or make the message at `sequence` again; see `StepRunner.retry`.
 
     An AgentSession with a user lets the run act for that one, not whom the turn was recorded for.
     """

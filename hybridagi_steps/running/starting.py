@@ -26,6 +26,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.provider_out import openai_messages
+from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.recording.recorder import user_recorded_for
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, Step
@@ -38,7 +39,7 @@ from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.turn import ToolTurn
 from hybridagi_steps.sessions.lines import History
 from hybridagi_steps.sessions.repository import SessionRepository
-from hybridagi_steps.sessions.session_checks import check_owner, check_sequence
+from hybridagi_steps.sessions.session_checks import check_owner, check_sequence, fork_point
 
 _NO_LIMIT = 2**31
 _PAGE = 256
@@ -120,14 +121,14 @@ async def new_attempt(
     """
     named = await own_session(memory, session)
     session_id = named.session_id
-    await check_user_message(repo, session_id, sequence)
+    kept = await _last_kept(repo, session_id, sequence, reason)
     check_free(session_id)
     current = repo.store.session_end(session_id).branch_id
-    branch = await repo.branch_at(session_id, sequence - (reason == "edit"), reason)
+    branch = await repo.branch_at(session_id, kept, reason)
     return {
         "session": named,
         "finish": partial(repo.store.adopt, session_id, branch, expect_branch=current),
-        "data": {f"{reason}_of": sequence, "branch_id": branch},
+        "data": {f"{reason}_of": sequence, "branch_id": branch, "kept": kept},
         "branch_id": branch,
         "again": sequence,
     }
@@ -327,17 +328,30 @@ def check_unanswered(step: object) -> None:
         )
 
 
-async def check_user_message(repo: SessionRepository, session_id: str, sequence: int) -> None:
-    """Check that a session has a message of its user at a sequence."""
+async def _last_kept(repo: SessionRepository, session_id: str, sequence: int, reason: str) -> int:
+    """Return the last message that is not made again; refuse what cannot be."""
     check_sequence(sequence)
     step: Step = await repo.get_step(session_id, sequence)
     if step.is_user_step():
-        return
+        return sequence - (reason == "edit")
+    is_summary = SUMMARY_OF in (step.metadata or {})
+    if reason == "retry" and not is_summary and (step.is_assistant_step() or step.is_tool_step()):
+        kept = await in_thread(partial(fork_point, repo.store, session_id, sequence - 1))
+        if await in_thread(partial(_was_asked, repo.store, session_id, kept)):
+            return kept
     before = await repo.get_steps(session_id, None, sequence)
     asked = [str(each.sequence) for each in before if each.is_user_step()]
-    summary = SUMMARY_OF in (step.metadata or {})
-    what = "a summary of earlier messages" if summary else f"of role {step.role.value}"
+    what = "a summary of earlier messages" if is_summary else f"of role {step.role.value}"
     raise MessageError(
         f"message {sequence} of session {session_id!r} is {what}; name a message of the user, such "
         f"as {asked[-1] if asked else 'none, there is none'}."
+    )
+
+
+def _was_asked(store: SessionStore, session_id: str, last: int) -> bool:
+    """Whether a user has said anything up to a message; may block."""
+    return any(
+        step.is_user_step()
+        for end in range(last, 0, -_PAGE)
+        for step in store.messages(session_id, max(1, end - _PAGE + 1), end)
     )

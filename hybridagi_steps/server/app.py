@@ -49,6 +49,7 @@ _ROUTERS = (
     search_routes.router,  # first, since it is refused most, and being found costs as much
     chat_routes.router,
     session_routes.router,
+    run_routes.listing_router,
     run_routes.router,
     run_routes.work_router,
     page.router,

@@ -20,12 +20,13 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.running.active_run import register_of
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.sse import LiveRun
-from hybridagi_steps.server.views import run_data
+from hybridagi_steps.server.views import listed_run
 
 if TYPE_CHECKING:
     from hybridagi_steps.running.hooks import RunInfo
@@ -181,6 +182,23 @@ class RunHub:
         run.end()
         return run
 
+    def without_steps(self, run_id: str) -> dict[str, Any]:
+        """Return a run that has no AgentStep: cut off, or of a plain function; may block.
+
+        Raises:
+            UnknownRunError: Nothing of it is known here.
+        """
+        known, messages = self.find(run_id), left_behind(self._memory, run_id)
+        if not messages and known is None:
+            raise UnknownRunError(run_id)
+        times = [message.created_at.isoformat() for message in messages]
+        ended: Any = (messages[-1].metadata or {}).get("run") if messages else None
+        stored: str = ended["status"] if ended else "interrupted"
+        session_id = known.session_id if known else messages[0].session_id
+        about = (run_id, session_id, None, 0, 0, "", min(times, default=""), max(times, default=""))
+        run = RunSummary(*about, None, None, known.status if known else stored)
+        return {"run": listed_run(run), "steps": [], "titles": {}, "metrics": {"steps": 0}}
+
     async def close(self) -> None:
         """Cancel what is in flight, keep what was said as partial, let all readers go."""
         self.cut_off += [run_id for run_id in self._live if run_id not in self.cut_off]
@@ -277,17 +295,6 @@ def events_from_store(
         if messages := left_behind(memory, run_id) if message is None else [message]:
             return _cut_off(run_id, messages, after)
         raise
-
-
-def interrupted_run(memory: StepMemory, run_id: str) -> dict[str, Any]:
-    """Return a run that was cut off before a step of it was stored; may block."""
-    messages = left_behind(memory, run_id)
-    if not messages:
-        raise UnknownRunError(run_id)
-    times = [message.created_at.isoformat() for message in messages]
-    data = run_data(run_id, [], messages[0].session_id)
-    data["run"].update(started_at=min(times), ended_at=max(times), status="interrupted")
-    return data
 
 
 def left_behind(memory: StepMemory, run_id: str, user_id: str | None = None) -> list[Step]:

@@ -97,6 +97,8 @@ class StepPage(Answer):
     steps: list[Step]
     next_seq: int | None = None
     """Where to go on when `limit` cut the answer short."""
+    html: dict[str, str] | None = None
+    """With `markdown`: what the assistant said as HTML without scripts and images, by id."""
 
 
 class AttemptList(Answer):
@@ -232,6 +234,24 @@ class RunShape(Answer):
     ended_at: str
     score: float | None = None
     feedback: str | None = None
+    status: str
+    """running, completed, failed, cancelled, or interrupted: no end of it is stored."""
+
+
+class ScoreAsked(Asked):
+    """How good a run or a step was."""
+
+    value: float = Field(allow_inf_nan=False)
+    """Bigger is better."""
+    feedback: str | None = None
+    """What there is to say of a run in words."""
+
+
+class Scored(Answer):
+    """What was scored."""
+
+    id: str
+    score: float
 
 
 class RunPage(Answer):
@@ -242,17 +262,10 @@ class RunPage(Answer):
     """Where the next page begins; absent on the last one."""
 
 
-class OneRun(RunShape):
-    """One run, asked for by its id."""
-
-    status: str | None = None
-    """`interrupted` when it was cut off before a step of it was stored; then it has no steps."""
-
-
 class WholeRun(Answer):
     """A run with its steps, by hop."""
 
-    run: OneRun
+    run: RunShape
     live: bool
     """Whether it is in flight."""
     steps: list[AgentStep]

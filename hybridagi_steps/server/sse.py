@@ -122,6 +122,8 @@ class LiveRun:
         self.run_id, self.session_id = run_id, session_id
         self.user_id: str | None = None
         self.ended = False
+        self.status = "interrupted"
+        """How it ended, once its final event says so."""
         self.begun_by: KeyedMessage | None = None
         self.size = 0
         self._pieces_size = 0
@@ -141,7 +143,8 @@ class LiveRun:
         self._frames.append(Frame(number, data, event.type, event.step_id))
         self.size += len(data)
         self._pieces_size += len(data) if event.type in _PIECES else 0
-        self.ended = self.ended or event.type in FINAL_EVENTS
+        if event.type in FINAL_EVENTS:
+            self.ended, self.status = True, event.type.removeprefix("run_")
         if self._pieces_size > self._most_bytes:
             self._forget_pieces()
         self._wake()

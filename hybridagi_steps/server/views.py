@@ -102,28 +102,19 @@ def _may_know(step: AgentStep, where: StepFilter) -> bool:
     return step.user_id == where.user_id != SEVERAL_USERS
 
 
-def run_data(
-    run_id: str, steps: Sequence[AgentStep], session_id: str | None = None
-) -> dict[str, Any]:
-    """Return a run, its steps by hop, and what they cost; `session_id` is for want of theirs."""
-    times = [step.created_at.isoformat() for step in steps]
-    first = steps[0] if steps else None
-    summary = RunSummary(
-        run_id,
-        session_id=next((step.session_id for step in steps if step.session_id), session_id),
-        scope=first and first.scope,
-        steps=len(steps),
-        errors=sum(step.status == "error" for step in steps),
-        first_step=id_text(first.id) if first else "",
-        started_at=min(times, default=""),
-        ended_at=max(times, default=""),
-        score=first and first.score,
-        feedback=None,
-        title="".join(titles(steps[:1]).values()),
-    )
+def run_data(memory: StepMemory, run_id: str) -> dict[str, Any] | None:
+    """Return a run, its steps by hop with their titles, and what they cost; None: it is unknown.
+
+    One in flight may have no steps yet.
+    """
+    summary = next(iter(memory.runs(limit=1, scope="*", where={"run_id": run_id})), None)
+    steps = memory.run_steps(run_id)
+    if summary is None:
+        return None
     return {
         "run": listed_run(summary),
         "steps": without_vectors(steps),
+        "titles": titles(steps),
         "metrics": run_metrics(steps).model_dump(mode="json", exclude_none=True),
     }
 
@@ -136,15 +127,9 @@ def run_metrics(steps: Sequence[AgentStep]) -> RunMetrics:
 
 
 def run_costs(steps: Sequence[AgentStep]) -> dict[str, Any]:
-    """Return how a run ended, as its outermost program did, and the tokens and dollars it took.
-
-    Without the end of a program that it began it is `unfinished`.
-    """
-    ends = [step for step in steps if is_end(step)]
-    begun = sum(step.step_type == "ProgramCall" for step in steps)
-    status = (ends or steps)[-1].status if len(ends) >= begun else "unfinished"
+    """Return the tokens and dollars that a run took."""
     metrics = run_metrics(steps)
-    return {"status": status, "tokens": metrics.total_tokens, "cost": metrics.cost}
+    return {"tokens": metrics.total_tokens, "cost": metrics.cost}
 
 
 def judged_run(memory: StepMemory, run_id: str, whose: str | None) -> dict[str, Any] | None:

@@ -20,9 +20,10 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.listings import Sessions
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.redaction import Redact
-from hybridagi_steps.records.store_values import Attempt, BranchPosition, SessionSummary
+from hybridagi_steps.records.store_values import Attempt, BranchPosition
 from hybridagi_steps.sessions.branch_compare import BranchComparison, compare
 from hybridagi_steps.sessions.session_checks import (
     check_batch,
@@ -32,7 +33,8 @@ from hybridagi_steps.sessions.session_checks import (
     checked_user,
     fork_point,
 )
-from hybridagi_steps.validation import admitted, admitted_messages, check_id, checked_page
+from hybridagi_steps.stores.listing import listed_sessions
+from hybridagi_steps.validation import admitted, admitted_messages, check_id
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -290,8 +292,8 @@ class SessionRepository:
 
     async def sessions(
         self, *, limit: int = 100, offset: int = 0, user_id: str | None = None
-    ) -> list[SessionSummary]:
-        """Return sessions, the one written last first.
+    ) -> Sessions:
+        """Return sessions, the one written last first; those that were only recorded, too.
 
         Args:
             limit: Most sessions wanted.
@@ -302,12 +304,10 @@ class SessionRepository:
             InvalidQueryError: `limit` or `offset` is no number of sessions.
             NotAllowedError: This acts for another user.
         """
-        limit, offset = checked_page(limit, offset)
         whose = user_id if self.user_id is None else self.user_id
         if user_id not in (None, whose):
             raise NotAllowedError(f"this acts for another user than {user_id!r}.")
-        ask = self.store.sessions
-        return await in_thread(lambda: ask(limit=limit, offset=offset, user_id=whose))
+        return await in_thread(partial(listed_sessions, self.store, limit, offset, whose))
 
     async def fork(self, session_id: str, sequence: int, new_session_id: str | None = None) -> Fork:
         """Start a session that shares this one's messages up to `sequence`; nothing is copied.

@@ -9,15 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import InvalidQueryError, InvalidStepError
 from hybridagi_steps.protocols import StoreBackend
-from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.listings import Runs
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
-from hybridagi_steps.validation import StepId, check_score, checked_page, one_id
+from hybridagi_steps.validation import StepId, check_score, one_id
 
 
 class Scoring(ABC):
@@ -29,35 +26,6 @@ class Scoring(ABC):
     @abstractmethod
     def _open_store(self) -> StoreBackend:
         """Return the store, unless it is closed."""
-
-    def runs(
-        self,
-        *,
-        limit: int = 100,
-        offset: int = 0,
-        user_id: str | None = None,
-        scope: str | None = None,
-    ) -> Runs:
-        """Return what is known of each run, newest first; the list says when there are more.
-
-        Args:
-            limit: Most runs wanted.
-            offset: Runs passed over.
-            user_id: Only runs of which every step is this user's.
-            scope: None: the user's own history, without the trials of `compile` and `Evaluate` and
-                whatever else stands in a scope as a whole. A scope's name: the runs that have steps
-                in it; `*`: all.
-
-        Raises:
-            InvalidQueryError: `limit` or `offset` is no number of runs.
-        """
-        limit, offset = checked_page(limit, offset)
-        store = self._open_store
-        found = store.runs(limit=limit + 1, offset=offset, user_id=user_id, scope=scope)
-        firsts = store.get([run.first_step for run in found[:limit]])
-        titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
-        listed = (run._replace(title=titles.get(run.first_step, "")) for run in found[:limit])
-        return Runs(listed, next_offset=offset + limit if len(found) > limit else None)
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
         """Say how good a run was; its steps inherit it unless they have a score of their own.

@@ -59,7 +59,12 @@ def test_a_token_is_printed_once_and_kept_as_its_digest(
 
 def test_listing_and_reading(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     listed = printed(capsys, "sessions", "--db", db)
-    assert [line.split()[0] for line in listed.splitlines()[3:6]] == ["tools", "hostile", "chat"]
+    ids = [line.strip() for line in listed.splitlines()[3:]]
+    assert [line for line in ids if line in ("tools", "hostile", "chat")] == [
+        "tools",
+        "hostile",
+        "chat",
+    ]
     assert "\x1b" not in listed
     read = printed(capsys, "sessions", "tools", "--db", db)
     assert "find({})" in read
@@ -69,6 +74,24 @@ def test_listing_and_reading(db: str, capsys: pytest.CaptureFixture[str]) -> Non
         (2, "assistant", "2"),
         (3, "user", "3"),
     ]
+
+
+def test_a_session_that_was_only_recorded_is_listed_and_read_as_its_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "steps.db")
+    asked = {"purpose": "answer", "arguments": {"question": "Which gate?"}}
+    with hs.StepMemory(file, embedder="hashing") as memory:
+        memory.add(
+            hs.AgentStep(step_type="Action", inputs=asked, run_id="r", session_id="notebook")
+        )
+    assert "Which gate?" in printed(capsys, "sessions", "--db", file)
+    [row] = json.loads(printed(capsys, "sessions", "--json", "--db", file))
+    assert (row["session_id"], row["messages"], row["runs"]) == ("notebook", 0, 1)
+    assert "completed" in printed(capsys, "sessions", "notebook", "--db", file)
+    [run] = json.loads(printed(capsys, "sessions", "notebook", "--json", "--db", file))
+    assert (run["run_id"], run["status"]) == ("r", "completed")
+    assert main(["sessions", "nobody", "--db", file]) == 2
 
 
 def test_pages(db: str, capsys: pytest.CaptureFixture[str]) -> None:

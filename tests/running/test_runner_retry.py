@@ -44,7 +44,7 @@ from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.runner import StepRunner, edit_from_sequence, retry_from_sequence
 from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.sessions.repository import fork_session
-from hybridagi_steps.testing import ScriptedLM
+from hybridagi_steps.testing import ScriptedLM, asked_fields
 
 QA = "question -> answer"
 
@@ -100,17 +100,55 @@ def test_a_hundred_retries_of_one_message(memory: StepMemory) -> None:
     [
         ("nowhere", 1, UnknownSessionError, "nowhere"),
         ("chat", 9, UnknownSequenceError, "no 9"),
-        ("chat", 2, MessageError, "assistant.*such as 1"),
+        ("chat", 1, MessageError, "of role system"),
+        ("chat", 2, MessageError, "assistant.*there is none"),
     ],
 )
 def test_a_retry_of_something_else_is_refused(
     memory: StepMemory, session: str, sequence: int, error: Any, text: str
 ) -> None:
     repo, runner = memory.repository(), StepRunner(dspy.Predict(QA), memory)
-    run(runner, "chat", "Capital?", answering("Paris"))
+    said = [{"role": "system", "content": "Be kind."}, {"role": "assistant", "content": "Hello"}]
+    asyncio.run(repo.append("chat", said))
     with pytest.raises(error, match=text):
         stream(retry_from_sequence(session, sequence, repo, runner), answering("x"))
     assert len(asyncio.run(repo.attempts("chat"))) == 1
+
+
+@pytest.mark.parametrize(("sequence", "kept"), [(5, 5), (6, 5), (7, 5), (8, 7)])
+def test_an_answer_or_a_tools_result_is_made_again(
+    memory: StepMemory, sequence: int, kept: int
+) -> None:
+    times: list[int] = []
+
+    def clock() -> str:
+        """Tell the time."""
+        times.append(1)
+        return f"{len(times)} o'clock"
+
+    def act(request: Any) -> Any:
+        asked = asked_fields(request)
+        if "next_tool_name" not in asked:
+            return {"reasoning": "Seen.", "answer": f"after {len(times)}"}
+        seen = "o'clock" in str(request.messages[-1].text)
+        name = "finish" if seen else "clock"
+        return {"next_thought": "Look.", "next_tool_name": name, "next_tool_args": {}}
+
+    repo, runner = memory.repository(), StepRunner(dspy.ReAct(QA, tools=[clock]), memory)
+    for _ in range(2):
+        run(runner, "chat", "What time is it?", ScriptedLM(act))
+    assert [each.role.value for each in asyncio.run(repo.get_steps("chat"))][4:] == [
+        *("user", "assistant", "tool", "assistant")
+    ]
+    before = asyncio.run(repo.get_steps("chat"))
+    events = stream(retry_from_sequence("chat", sequence, repo, runner), ScriptedLM(act))
+    assert events[0].data["kept"] == kept
+    after = asyncio.run(repo.get_steps("chat"))
+    assert [each.id for each in after[:kept]] == [each.id for each in before[:kept]]
+    assert {each.id for each in after[kept:]}.isdisjoint(each.id for each in before)
+    assert after[-1].role == "assistant"
+    if kept == 5:
+        assert len(times) == 3, "what was called is called again"
 
 
 def test_a_message_is_edited_and_answered_anew(memory: StepMemory) -> None:

@@ -91,7 +91,7 @@ def test_a_run_that_a_kill_cut_off_is_there_without_steps(
     assert served.events("cut")[-1].kind == "run_failed"
     stopped = served.client.post("/runs/cut/cancel").json()
     assert stopped == {"run_id": "cut", "cancelled": False}
-    assert "status" not in served.client.get("/runs/run-1").json()["run"]
+    assert served.client.get("/runs/run-1").json()["run"]["status"] == "failed"
     problem(served.client.get("/runs/none"), 404)
 
 

@@ -7,13 +7,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
-from hybridagi_steps.server.routes.sessions import Limit, Offset
-from hybridagi_steps.server.run_hub import interrupted_run
+from hybridagi_steps.server.routes.conditions import Conditions, ConditionsRoute
+from hybridagi_steps.server.routes.sessions import LARGEST_PAGE
 from hybridagi_steps.server.schemas import RUN, STEP, RunId, StepId, answer
 from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import JsonRoute, WorkRoute
@@ -22,12 +23,13 @@ from hybridagi_steps.server.views import (
     filled,
     judged_run,
     listed_run,
+    named,
     prompt_for,
     run_data,
-    titles,
 )
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
+listing_router = APIRouter(tags=["runs"], route_class=ConditionsRoute)
 work_router = APIRouter(tags=["runs"], route_class=WorkRoute)
 """Comes after the other: an id may contain a slash, and so seem to go on as its paths do."""
 
@@ -41,18 +43,21 @@ LastEventId = Annotated[
 ]
 
 
-@work_router.get("/runs", response_model=shapes.RunPage, responses=problems())
-async def list_runs(
-    shared: Shared,
-    caller: Who,
-    limit: Limit = 50,
-    offset: Offset = 0,
-    scope: Annotated[
-        shapes.Id | None, Query(description="Trials of this scope; `*`: they and all others.")
-    ] = None,
-) -> Response:
-    """List runs, newest first; those of compilations and evaluations only where asked for."""
-    page = {"limit": limit, "offset": offset, "user_id": caller.only_user, "scope": scope}
+class RunsAsked(Conditions):
+    """A page of runs, or of those of which some step matches every condition."""
+
+    limit: int = Field(default=50, ge=1, le=LARGEST_PAGE)
+    """Most entries wanted."""
+    offset: int = Field(default=0, ge=0, le=shapes.LARGEST_SEQUENCE)
+    """Entries passed over."""
+
+
+@listing_router.get("/runs", response_model=shapes.RunPage, responses=problems())
+async def list_runs(shared: Shared, caller: Who, asked: Annotated[RunsAsked, Query()]) -> Response:
+    """List runs, newest first, those in flight too; trials only where their scope is asked for."""
+    where = asked.where(caller)
+    whose = caller.only_user
+    page = {"limit": asked.limit, "offset": asked.offset, "user_id": whose, "where": where}
     found = await shared.asked("runs", partial(shared.memory.runs, **page))
     return answer(filled(runs=[*map(listed_run, found)], next_offset=found.next_offset))
 
@@ -109,16 +114,36 @@ async def judge_run(shared: Shared, caller: Who, run_id: RunId) -> Response:
     return answer(found)
 
 
+@work_router.post(RUN + "/score", response_model=shapes.Scored, responses=problems(404, 415))
+async def score_run(shared: Shared, run_id: RunId, asked: shapes.ScoreAsked) -> Response:
+    """Say how good a run was, in place of what was said before."""
+    score = partial(shared.memory.score, run_id, asked.value, asked.feedback)
+    await shared.asked("score", score)
+    return answer({"id": run_id, "score": asked.value})
+
+
+@work_router.post(STEP + "/score", response_model=shapes.Scored, responses=problems(404, 415))
+async def score_step(
+    shared: Shared, caller: Who, step_id: StepId, asked: shapes.ScoreAsked
+) -> Response:
+    """Say how good a step was; what was said of its run in words stays with the run."""
+    where = filled(user_id=caller.only_user)
+
+    def score() -> None:
+        step = named(shared.memory, step_id, where).step
+        shared.memory.score_steps({step.id: asked.value})
+
+    await shared.asked("score", score)
+    return answer({"id": step_id, "score": asked.value})
+
+
 @work_router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
 async def read_run(shared: Shared, run_id: RunId) -> Response:
     """Return a run with all its steps, by hop; none when a kill came before the first."""
-    steps = await shared.asked("run", lambda: shared.memory.run_steps(run_id))
-    run = shared.hub.find(run_id)
-    if not steps and run is None:
-        lost = await shared.asked("run", lambda: interrupted_run(shared.memory, run_id))
-        return answer({**lost, "titles": {}, "live": False})
-    data = run_data(run_id, steps, run and run.session_id)
-    return answer({**data, "titles": titles(steps), "live": shared.hub.is_live(run_id)})
+    found = await shared.asked("run", lambda: run_data(shared.memory, run_id))
+    if found is None:
+        found = await shared.asked("run", lambda: shared.hub.without_steps(run_id))
+    return answer({**found, "live": shared.hub.is_live(run_id)})
 
 
 @work_router.get(STEP + "/prompt", response_model=shapes.PromptKept, responses=problems(404))
@@ -137,7 +162,7 @@ async def _check_known(shared: Shared, request: Request, run_id: str) -> None:
         return
     async with shared.work.place(request.receive):
         if not await in_thread(lambda: shared.memory.run_steps(run_id)):
-            await in_thread(lambda: interrupted_run(shared.memory, run_id))
+            await in_thread(lambda: shared.hub.without_steps(run_id))
 
 
 def _number(run_id: str, last_event_id: str | None) -> int:

@@ -24,6 +24,7 @@ from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.server import schemas as shapes
+from hybridagi_steps.server.markdown import answers_html
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import SESSION, SessionId, answer
 from hybridagi_steps.server.security import PURGE
@@ -65,9 +66,9 @@ async def list_sessions(
     offset: Offset = 0,
     user_id: Annotated[shapes.Id | None, Query(description="Whose.")] = None,
 ) -> Response:
-    """List sessions, the one written last first."""
+    """List sessions, the one written last first; one without messages has only recorded `runs`."""
     list_them = partial(
-        shared.repository.store.sessions,
+        shared.memory.sessions,
         limit=limit + 1,
         offset=offset,
         user_id=caller.acts_as(user_id),
@@ -85,6 +86,7 @@ async def list_steps(
     start_seq: From = 1,
     end_seq: To | None = None,
     limit: Annotated[int, Query(ge=1, le=100_000, description="Most messages; all.")] | None = None,
+    markdown: Annotated[bool, Query(description="Whether answers are wanted as HTML.")] = False,
 ) -> Response:
     """Return a session's messages in order."""
     store = shared.repository.store
@@ -99,7 +101,8 @@ async def list_steps(
 
     steps, more = await shared.asked("steps", read)
     next_seq = steps[-1].sequence + 1 if steps and more else None
-    return answer(filled(steps=steps, next_seq=next_seq))
+    html = await in_thread(partial(answers_html, steps)) if markdown else None
+    return answer(filled(steps=steps, next_seq=next_seq, html=html))
 
 
 @router.get(

@@ -71,23 +71,27 @@ const id = encodeURIComponent;
 
 const titled = (steps, titles) => steps.map((step) => ({ ...step, title: titles[step.id] }));
 
+const at = (noun, name) => `${noun}/${id(name)}`;
+
 export const sessions = (page = {}) => call(`sessions${query(page)}`);
-export const steps = (session, range = {}) => call(`sessions/${id(session)}/steps${query(range)}`);
-export const context = (session, options = {}) =>
-  call(`sessions/${id(session)}/context${query(options)}`);
-export const attempts = (session) => call(`sessions/${id(session)}/attempts`);
+export const steps = (session) => call(`${at("sessions", session)}/steps?markdown=true`);
+export const context = (session, options = {}) => call(`${at("sessions", session)}/context${query(options)}`);
+export const attempts = (session) => call(`${at("sessions", session)}/attempts`);
 export const compare = (session, a, b) =>
-  call(`sessions/${id(session)}/compare${query({ branch_a: a, branch_b: b })}`);
-export const fork = (session, sequence) =>
-  call(`sessions/${id(session)}/fork`, json("POST", { sequence }));
-export const runs = (page = {}) => call(`runs${query(page)}`);
+  call(`${at("sessions", session)}/compare${query({ branch_a: a, branch_b: b })}`);
+export const fork = (session, sequence) => call(`${at("sessions", session)}/fork`, json("POST", { sequence }));
+export const erase = (session) => call("purge", json("POST", { where: { session_id: session } }));
+export const runs = (asked = {}) => call(`runs${query(asked)}`);
 export async function run(runId) {
-  const found = await call(`runs/${id(runId)}`);
+  const found = await call(at("runs", runId));
   return { ...found, steps: titled(found.steps, found.titles) };
 }
-export const cancel = (runId) => call(`runs/${id(runId)}/cancel`, json("POST", {}));
+export const score = (noun, name, value, feedback) =>
+  call(`${at(noun, name)}/score`, json("POST", feedback ? { value, feedback } : { value }));
+export const prompt = (stepId) => call(`${at("steps", stepId)}/prompt`);
+export const cancel = (runId) => call(`${at("runs", runId)}/cancel`, json("POST", {}));
 export const consent = (runId, callId, allowed) =>
-  call(`runs/${id(runId)}/consent`, json("POST", { call_id: callId, allowed }));
+  call(`${at("runs", runId)}/consent`, json("POST", { call_id: callId, allowed }));
 export async function search(values) {
   const { hits, titles } = await call(`search${query(values)}`);
   return { hits: hits.map((hit) => ({ ...hit, step: titled([hit.step], titles)[0] })) };

@@ -1,28 +1,17 @@
 // The shell: who may come in, which view shows, and what the keys do.
 
 import * as api from "./api.js";
-import { go } from "./navigation.js";
+import { go, useAddress } from "./navigation.js";
 import { html, render, useEffect, useState } from "./preact.js";
 import { Failure } from "./shared.js";
 import { SessionList, SessionView } from "./views/sessions.js";
-import { RunList, RunView } from "./views/runs.js";
+import { CompareView } from "./views/compare.js";
+import { RunView } from "./views/run.js";
+import { RunList } from "./views/runs.js";
 import { SearchView } from "./views/search.js";
 
 const VIEWS = [["sessions", "Sessions"], ["runs", "Runs"], ["search", "Search"]];
 const THEME_KEY = "hybridagi-steps-theme";
-
-const parts = () => location.hash.replace(/^#\/?/, "").split("?")[0].split("/").map(decodeURIComponent);
-
-
-function useRoute() {
-  const [route, setRoute] = useState(parts());
-  useEffect(() => {
-    const follow = () => setRoute(parts());
-    addEventListener("hashchange", follow);
-    return () => removeEventListener("hashchange", follow);
-  }, []);
-  return route;
-}
 
 function Login({ onDone }) {
   const [error, setError] = useState(null);
@@ -99,11 +88,11 @@ function App() {
   const [inside, setInside] = useState(api.hasToken());
   const [help, setHelp] = useState(false);
   const [theme, changeTheme] = useTheme();
-  const [view = "sessions", id] = useRoute();
+  const { parts: [view = "sessions", id, other], query } = useAddress();
   useKeys(() => setHelp(true));
   if (!inside) return html`<${Login} onDone=${() => setInside(true)} />`;
   const leave = () => { api.forgetToken(); setInside(false); };
-  const shown = VIEWS.some(([key]) => key === view) ? view : "sessions";
+  const shown = view === "compare" ? "runs" : VIEWS.some(([key]) => key === view) ? view : "sessions";
   return html`<div class="shell">
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
     <header class="top">
@@ -116,14 +105,14 @@ function App() {
       <button type="button" class="quiet" onClick=${() => setHelp(true)} aria-label="Keyboard help">?</button>
       <button type="button" class="quiet" onClick=${leave}>Leave</button>
     </header>
-    ${shown === "search"
-      ? html`<main id="main" class="wide" tabindex="-1"><${SearchView} like=${id} /></main>`
-      : html`<div class="columns">
+    ${shown === "search" ? html`<main id="main" class="wide" tabindex="-1"><${SearchView} query=${id ? { like: id, ...query } : query} /></main>`
+      : view === "compare" ? html`<main id="main" class="wide" tabindex="-1"><${CompareView} ids=${[id, other]} /></main>`
+      : html`<div class=${`columns ${id ? "with-choice" : ""}`}>
           <aside class="list" aria-label=${shown}>
-            ${shown === "runs" ? html`<${RunList} chosen=${id} />` : html`<${SessionList} chosen=${id} />`}
+            ${shown === "runs" ? html`<${RunList} chosen=${id} query=${query} />` : html`<${SessionList} chosen=${id} />`}
           </aside>
           <main id="main" tabindex="-1">
-            ${shown === "runs" ? html`<${RunView} key=${id} id=${id} />` : html`<${SessionView} key=${id || "new"} id=${id} />`}
+            ${shown === "runs" ? html`<${RunView} key=${id} id=${id} query=${query} />` : html`<${SessionView} key=${id || "new"} id=${id} />`}
           </main>
         </div>`}
     ${help && html`<${Help} onClose=${() => setHelp(false)} />`}

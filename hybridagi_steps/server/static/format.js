@@ -55,6 +55,28 @@ export function chips(metrics) {
   return found;
 }
 
+export function errorOf(outputs) {
+  const error = outputs?.error;
+  if (!error) return null;
+  return typeof error === "object" ? { title: error.type || "Error", message: error.message || "" } : { title: "Error", message: text(error) };
+}
+
+// What came of a step, in one line.
+export function outcome(outputs) {
+  const error = errorOf(outputs);
+  if (error) return `${error.title}: ${error.message}`;
+  const values = outputs || {};
+  const main = ["result", "observation", "choice"].find((key) => key in values);
+  if (main) return text(values[main]);
+  const texts = Object.values(values).filter((value) => typeof value === "string");
+  return text(texts.at(-1) ?? (Object.keys(values).length ? values : ""));
+}
+
+export const tokens = (metrics) => {
+  const counted = [metrics?.input_tokens, metrics?.output_tokens].filter((count) => count != null);
+  return metrics?.total_tokens ?? (counted.length ? counted.reduce((a, b) => a + b) : null);
+};
+
 export function stepTitle(step) {
   const title = step.title || step.step_type;
   return short(step.step_type === "Decision" ? `${title} → ${text(step.outputs?.choice) || "?"}` : title, 90);

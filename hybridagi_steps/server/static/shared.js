@@ -42,10 +42,76 @@ export const Kind = ({ step }) =>
   </span>`;
 
 export const Status = ({ value }) =>
-  value && value !== "ok" ? html`<span class=${`status status-${value}`}>${value}</span>` : null;
+  value && !FINE.has(value) ? html`<span class=${`status status-${value}`}>${value}</span>` : null;
+const FINE = new Set(["ok", "completed"]);
 
 export const Tabs = ({ label, names, chosen, onChoose }) =>
   html`<div class="tabs" role="tablist" aria-label=${label}>
     ${names.map(([key, name]) => html`<button role="tab" type="button" aria-selected=${key === chosen}
       class=${key === chosen ? "chosen" : ""} onClick=${() => onChoose(key)}>${name}</button>`)}
   </div>`;
+
+export const Choice = ({ name, label, value = "", options, onChange }) => html`<label>${label}
+  <select name=${name} value=${value} onChange=${onChange}>${options.map(([key, shown]) =>
+    html`<option value=${key} selected=${key === value}>${shown}</option>`)}</select></label>`;
+
+const STATUSES = [["", "any"], ["ok", "ok"], ["error", "error"], ["partial", "partial"], ["cancelled", "cancelled"]];
+const NAMES = [["tools", "Tool"], ["program", "Program"], ["user_id", "User"], ["session_id", "Session"]];
+
+// Conditions on steps, as searches and the list of runs take them; they live in the address.
+export function Filters({ values, onChange, children }) {
+  const change = (event) => onChange({ [event.target.name]: event.target.value });
+  return html`<fieldset class="filters"><legend class="hidden">Filters</legend>
+    ${children}
+    <${Choice} name="status" label="Status" value=${values.status} options=${STATUSES} onChange=${change} />
+    ${NAMES.map(([name, label]) => html`<label>${label}
+      <input name=${name} value=${values[name] || ""} onChange=${change} placeholder="any" /></label>`)}
+    <label>Score from <input name="min_score" type="number" step="any" value=${values.min_score || ""} onChange=${change} /></label>
+    <label>Since <input name="since" type="date" value=${values.since || ""} onChange=${change} /></label>
+    <label>Until <input name="until" type="date" value=${values.until || ""} onChange=${change} /></label>
+  </fieldset>`;
+}
+
+const CONDITIONS = ["status", ...NAMES.map(([name]) => name), "min_score", "since", "until"];
+const chosenOf = (query) => Object.fromEntries(CONDITIONS.filter((key) => query[key]).map((key) => [key, query[key]]));
+const DAY_MS = 86400000;
+
+// What the address asks for: as the address has it, and as the server takes it.
+export function conditions(query) {
+  const shown = chosenOf(query);
+  const sent = { ...shown };
+  if (sent.since) sent.since = new Date(`${sent.since}T00:00`).toISOString();
+  if (sent.until) sent.until = new Date(+new Date(`${sent.until}T00:00`) + DAY_MS).toISOString();
+  return { shown, sent };
+}
+
+// How good a run or a step was, and why.
+export function Rate({ label, score, feedback, comments, onRate }) {
+  const [value, setValue] = useState(score ?? "");
+  const [words, setWords] = useState(feedback || "");
+  const [state, setState] = useState({ error: null, done: false });
+  const rate = async (event) => {
+    event.preventDefault();
+    try {
+      await onRate(Number(value), words.trim());
+      setState({ error: null, done: true });
+    } catch (error) {
+      setState({ error, done: false });
+    }
+  };
+  return html`<form class="rate" aria-label=${label} onSubmit=${rate}>
+    <label>Score <input type="number" step="any" required value=${value} onInput=${(event) => setValue(event.target.value)} /></label>
+    ${[["1", "Good"], ["0", "Bad"]].map(([mark, name]) => html`<button type="button" class="small"
+      aria-pressed=${String(value) === mark} onClick=${() => setValue(mark)}>${name}</button>`)}
+    ${comments && html`<label class="rate-words">Comment <input value=${words} onInput=${(event) => setWords(event.target.value)} /></label>`}
+    <button class="small primary">Rate</button>
+    <span role="status" class="quiet-text">${state.done ? "Rated" : ""}</span>
+    <${Failure} error=${state.error} /></form>`;
+}
+
+export function download(name, lines) {
+  const address = URL.createObjectURL(new Blob([`${lines.map((line) => JSON.stringify(line)).join("\n")}\n`], { type: "application/jsonl" }));
+  const anchor = Object.assign(document.createElement("a"), { href: address, download: name });
+  anchor.click();
+  URL.revokeObjectURL(address);
+}

@@ -5,6 +5,7 @@ import { BUSY, headers, pause, problemOf } from "./api.js";
 
 const FINAL = new Set(["run_completed", "run_failed", "run_cancelled"]);
 const LONGEST_PAUSE_MS = 8000;
+const STREAM = "text/event-stream";
 
 export function parseEvents(buffer) {
   const blocks = buffer.split("\n\n");
@@ -34,39 +35,44 @@ async function readAll(response, onEvent) {
   }
 }
 
-export async function follow(path, body, onEvent, onLine = () => {}) {
-  const state = { runId: null, lastId: null, ended: false };
+const again = (state, signal) =>
+  fetch(`runs/${encodeURIComponent(state.runId)}/events`, {
+    signal,
+    headers: headers(state.lastId ? { Accept: STREAM, "Last-Event-ID": state.lastId } : { Accept: STREAM }),
+  });
+
+const begin = ({ path, body }, signal) =>
+  fetch(path, {
+    signal,
+    method: "POST",
+    headers: headers({ "Content-Type": "application/json", Accept: STREAM }),
+    body: JSON.stringify(body),
+  });
+
+// Reads a run to its end: one that a POST to `path` begins, or with `runId` one in flight.
+export async function follow(asked, onEvent, { onLine = () => {}, signal } = {}) {
+  const state = { runId: asked.runId || null, lastId: null, ended: false };
   const take = (event) => {
     state.runId = event.run_id || state.runId;
     state.lastId = event.id || state.lastId;
     state.ended = state.ended || FINAL.has(event.type);
     onEvent(event);
   };
-  const first = () =>
-    fetch(path, {
-      method: "POST",
-      headers: headers({ "Content-Type": "application/json", Accept: "text/event-stream" }),
-      body: JSON.stringify(body),
-    });
-  const again = () =>
-    fetch(`runs/${encodeURIComponent(state.runId)}/events`, {
-      headers: headers({ Accept: "text/event-stream", "Last-Event-ID": state.lastId }),
-    });
-  for (let tries = 0, ask = first; !state.ended; tries += 1) {
+  for (let tries = 0; !state.ended; tries += 1) {
     try {
-      await readAll(await ask(), (event) => {
+      await readAll(await (state.runId ? again(state, signal) : begin(asked, signal)), (event) => {
         tries = 0;
         onLine(true);
         take(event);
       });
     } catch (error) {
       // The server refused, or nothing ever began; a run that began goes on while it is busy.
-      if (!state.runId || (error.status && error.status !== BUSY)) throw error;
+      const refused = error.status && error.status !== BUSY;
+      if (signal?.aborted || !state.runId || refused) throw error;
     }
     if (state.ended) break;
     if (!state.runId) throw new Error("The server closed the stream before the run began.");
     onLine(false);
     await pause(Math.min(LONGEST_PAUSE_MS, 250 * 2 ** tries));
-    ask = again;
   }
 }

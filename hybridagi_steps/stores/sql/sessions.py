@@ -229,15 +229,19 @@ class SessionTables(StepWriting):
             return place_of(connection, self._namespace, message_id)
 
     def sessions(
-        self, *, limit: int, offset: int = 0, user_id: str | None = None
+        self, *, limit: int, offset: int = 0, user_id: str | None = None, recorded: bool = False
     ) -> list[SessionSummary]:
         """Return sessions, the one written last first."""
         whose = [user_id] if user_id and is_storable(user_id) else []
         query = _SESSIONS.format("AND user_id = ?" if whose else "")
         page = (self._namespace, *whose, in_range(limit), in_range(offset))
+        if user_id is not None and not whose:
+            return []
+        if recorded:
+            return self._recorded(page)
         with self._db.reading() as connection:
-            found = connection.execute(query, page) if whose or user_id is None else ()
-            return [self._session(connection, *row) for row in list(found)]
+            found = list(connection.execute(query, page))
+            return [self._session(connection, *row) for row in found]
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
         """Return the counts known for these messages."""
@@ -378,11 +382,7 @@ class SessionTables(StepWriting):
         return connection.execute(sql, (link.branch_id,)).fetchone() is not None
 
     def _session(
-        self,
-        connection: Connection,
-        session_id: str,
-        branch_id: int,
-        *values: Any,
+        self, connection: Connection, session_id: str, branch_id: int, *values: Any
     ) -> SessionSummary:
         row = checked_session(self._namespace, session_id, branch_id, *values)
         with self._readable(session_id):

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import InvalidStepError, UnknownRunError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
+from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary, SessionSummary
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import Connection, Tables, is_storable, many
@@ -40,21 +41,37 @@ _RUN_SCORES = """SELECT run_id, score, feedback, checksum FROM run
     WHERE namespace = ? AND score IS NOT NULL AND run_id IN (SELECT value FROM json_each(?))"""
 _SUMMARY = """SELECT max(session_id), CASE WHEN count(scope) = count(*) THEN max(scope) END,
         count(*),
-        sum(CASE WHEN status = 'error' THEN 1 ELSE 0 END), min(created_at), max(created_at)
+        sum(CASE WHEN status = 'error' THEN 1 ELSE 0 END), min(created_at), max(created_at),
+        sum(CASE step_type WHEN 'ProgramCall' THEN 1 WHEN 'ProgramEnd' THEN -1 ELSE 0 END)
     FROM step_view WHERE namespace = ? AND run_id = ?"""
 _FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row
     WHERE k.namespace = ? AND k.run_id = ? ORDER BY k.hop, k.row LIMIT 1"""
+_LAST_STATUS = """SELECT status FROM step_view WHERE namespace = ? AND run_id = ?
+    ORDER BY CASE step_type WHEN 'ProgramEnd' THEN 1 ELSE 0 END DESC, hop DESC, row DESC LIMIT 1"""
+_RUN_STATUS = {"error": "failed", "cancelled": "cancelled"}
+"""By the status of its last step."""
 _RUN = "SELECT run_id, score, feedback, checksum FROM run WHERE namespace = ? AND run_id = ?"
-_RUNS_IF = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
-    GROUP BY run_id HAVING {} ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
-_OF_USER = "min(CASE WHEN user_id = :user THEN 1 ELSE 0 END) = 1"
-_OWN_HISTORY = "count(scope) < count(*)"
-_IN_SCOPE = "max(CASE WHEN scope = :scope THEN 1 ELSE 0 END) = 1"
+_RUNS_IF = """SELECT v.run_id FROM step_view v
+    WHERE v.namespace = ? AND v.run_id IS NOT NULL{}
+    GROUP BY v.run_id HAVING {} ORDER BY min(v.row) DESC LIMIT ? OFFSET ?"""
+_SOME_STEP = """ AND v.run_id IN (
+    SELECT k.run_id FROM step_view k WHERE {} AND k.run_id IS NOT NULL)"""
+_OF_USER = "min(CASE WHEN v.user_id = ? THEN 1 ELSE 0 END) = 1"
+_OWN_HISTORY = "count(v.scope) < count(*)"
+_IN_SCOPE = "max(CASE WHEN v.scope = ? THEN 1 ELSE 0 END) = 1"
+_RECORDED = """SELECT v.session_id, count(DISTINCT v.run_id), min(v.row), min(v.created_at),
+        max(v.created_at), CASE WHEN count(v.user_id) = count(*) AND min(v.user_id) = max(v.user_id)
+        THEN min(v.user_id) END
+    FROM step_view v
+    WHERE v.namespace = ? AND v.session_id IS NOT NULL AND v.branch_id IS NULL AND NOT EXISTS (
+        SELECT 1 FROM session s WHERE s.namespace = v.namespace AND s.id = v.session_id)
+    GROUP BY v.session_id HAVING {} ORDER BY max(v.row) DESC LIMIT ? OFFSET ?"""
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
 _SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback, checksum)
     VALUES (?, ?, ?, ?, ?) ON CONFLICT (namespace, run_id) DO UPDATE
     SET score = excluded.score, feedback = excluded.feedback, checksum = excluded.checksum"""
 _PAGE = 500
+_PAGE_OF_ALL = 3  # namespace, limit, offset
 
 _SCORED_ROWS = """SELECT k.row, k.score FROM step_view k
     WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.score IS NOT NULL ORDER BY k.row"""
@@ -183,27 +200,54 @@ class StepReading(Tables):
             yield from (steps[row] for row in page if row in steps)
 
     def runs(
-        self,
-        *,
-        limit: int,
-        offset: int = 0,
-        user_id: str | None = None,
-        scope: str | None = EVERY_SCOPE,
+        self, *, limit: int, offset: int = 0, where: StepFilter | None = None
     ) -> list[RunSummary]:
         """Return runs, the one begun last first."""
         self._catch_up()
-        page: dict[str, Any] = {"namespace": self._namespace, "limit": limit, "offset": offset}
-        conditions = [_OWN_HISTORY] if scope is None else []
-        if user_id is not None:
-            conditions, page["user"] = [*conditions, _OF_USER], user_id
-        if scope not in (None, EVERY_SCOPE):
-            conditions, page["scope"] = [*conditions, _IN_SCOPE], scope
-        if not all(is_storable(name) for name in (user_id, scope) if name is not None):
-            return []
-        query = _RUNS_IF.format(" AND ".join(conditions)) if conditions else self._runs
         with self._db.reading() as connection:
-            found = [run_id for (run_id,) in connection.execute(query, page)]
-            return [self._summary(connection, run_id) for run_id in found]
+            if where is None:
+                page = {"namespace": self._namespace, "limit": limit, "offset": offset}
+                found = connection.execute(self._runs, page)
+            elif all(is_storable(name) for name in (where.user_id, where.scope) if name):
+                query, values = self._runs_if(connection, where)
+                found = connection.execute(query, (self._namespace, *values, limit, offset))
+            else:
+                return []
+            return [self._summary(connection, run_id) for (run_id,) in list(found)]
+
+    def _runs_if(self, connection: Connection, where: StepFilter) -> Condition:
+        """Return the query of a page of runs, and what it asks for besides the page."""
+        some, values, conditions = "", list[Any](), list[str]()
+        if where.conditions - {"user_id", "scope"}:
+            anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
+            sql, values = self._condition(connection, anyhow)
+            some = _SOME_STEP.format(sql)
+        if where.scope is None:
+            conditions.append(_OWN_HISTORY)
+        elif where.scope != EVERY_SCOPE:
+            conditions.append(_IN_SCOPE)
+            values = [*values, where.scope]
+        if where.user_id is not None:
+            conditions.append(_OF_USER)
+            values = [*values, where.user_id]
+        return _RUNS_IF.format(some, " AND ".join(conditions) or "TRUE"), values
+
+    def _recorded(self, page: tuple[Any, ...]) -> list[SessionSummary]:
+        """Return sessions without messages; a page is namespace, any user, limit, offset."""
+        self._catch_up()
+        query = _RECORDED.format(_OF_USER if len(page) > _PAGE_OF_ALL else "TRUE")
+        with self._db.reading() as connection:
+            found = connection.execute(query, page).fetchall()
+            firsts = self._read(connection, [row for _, _, row, *_ in found])
+        return [
+            SessionSummary(
+                *(session_id, 0, 0, str(title_of(vars(firsts[row])))),
+                *(begun, written),
+                user_id=user,
+                runs=runs,
+            )
+            for session_id, runs, row, begun, written, user in found
+        ]
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
@@ -295,12 +339,13 @@ class StepReading(Tables):
 
     def _summary(self, connection: Connection, run_id: str) -> RunSummary:
         key = (self._namespace, run_id)
-        session_id, scope, steps, errors, started_at, ended_at = connection.execute(
+        session_id, scope, steps, errors, started_at, ended_at, open_calls = connection.execute(
             _SUMMARY, key
         ).fetchone()
         first = next(iter(self._column(connection, _FIRST_STEP, *key)), "")
+        last = next(iter(self._column(connection, _LAST_STATUS, *key)), "")
+        status = "interrupted" if open_calls > 0 else _RUN_STATUS.get(last, "completed")
         run = connection.execute(_RUN, key).fetchone()
         score, feedback = self._score(*run) if run else (None, None)
-        return RunSummary(
-            run_id, session_id, scope, steps, errors, first, started_at, ended_at, score, feedback
-        )
+        known = (run_id, session_id, scope, steps, errors, first, started_at, ended_at)
+        return RunSummary(*known, score, feedback, status)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from hybridagi_steps.errors import NotAllowedError, UnknownSessionError
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.testing.conformance.samples import SessionStepStore, contents, message, step
 
 
@@ -68,11 +69,15 @@ class OwnerContract:
             store.append([step(run_id=run, user_id=user)])
         store.append([step(run_id="b")])
         assert [each.run_id for each in store.runs(limit=9)] == ["both", "b", "a"]
-        assert [each.run_id for each in store.runs(limit=9, user_id="ann")] == ["a"]
+
+        def runs(user_id: str | None = None, scope: str | None = None, **page: int) -> list[str]:
+            where = StepFilter(user_id=user_id, scope=scope)
+            return [each.run_id for each in store.runs(limit=9, **page, where=where)]
+
+        assert runs("ann", "*") == ["a"]
         store.append([step(run_id=n, user_id="ann", scope=f"try:{n}") for n in ("b", "x", "x")])
         found = {
-            scope: [each.run_id for each in store.runs(limit=9, scope=scope)]
-            for scope in (None, "*", "try:x", "try:b", "none", "\ud800")
+            scope: runs(scope=scope) for scope in (None, "*", "try:x", "try:b", "none", "\ud800")
         }
         assert found == {
             None: ["both", "b", "a"],
@@ -82,7 +87,29 @@ class OwnerContract:
             "none": [],
             "\ud800": [],
         }
-        assert [e.run_id for e in store.runs(limit=9, user_id="ann", scope=None)] == ["a"]
-        assert [e.run_id for e in store.runs(limit=9, user_id="ann", scope="try:x")] == ["x"]
-        assert [e.run_id for e in store.runs(limit=1, offset=1, scope=None)] == ["b"]
-        assert store.runs(limit=9, user_id="bob") == store.runs(limit=9, user_id="\ud800") == []
+        assert runs("ann") == ["a"]
+        assert runs("ann", "try:x") == ["x"]
+        assert runs(offset=1) == ["b", "a"]
+        assert runs("bob") == runs("\ud800") == []
+
+    def test_sessions_that_only_steps_name(self, store: SessionStepStore) -> None:
+        store.commit("talk", [message()], [step(run_id="t")])
+        asked = {"arguments": {"question": "Which gate?"}, "purpose": "answer"}
+        store.append([step(session_id="notebook", run_id="a", user_id="ann", inputs=asked)])
+        store.append([step(session_id="script", run_id="b", user_id="bob")])
+        store.append([step(session_id="notebook", run_id="c", user_id="ann"), step(run_id="d")])
+        listed = store.sessions(limit=9, recorded=True)
+        assert [each.session_id for each in listed] == ["notebook", "script"]
+        notebook = listed[0]
+        assert (notebook.messages, notebook.runs, notebook.user_id) == (0, 2, "ann")
+        assert "Which gate?" in notebook.first_message
+        assert notebook.created_at < notebook.updated_at
+        assert store.sessions(limit=1, offset=1, recorded=True) == listed[1:]
+        assert store.sessions(limit=9, recorded=True, user_id="ann") == [notebook]
+        assert store.sessions(limit=9, recorded=True, user_id="eve") == []
+        assert store.sessions(limit=9, recorded=True, user_id="\ud800") == []
+        store.append([step(session_id="notebook", run_id="a", user_id="bob")])
+        assert store.sessions(limit=9, recorded=True, user_id="ann") == []
+        assert store.sessions(limit=9, recorded=True)[0].user_id is None
+        store.commit("notebook", [message()])
+        assert [each.session_id for each in store.sessions(limit=9, recorded=True)] == ["script"]

@@ -195,6 +195,27 @@ class RunContract:
         assert one.ended_at == (noon + timedelta(minutes=1)).isoformat()
         assert (one.score, one.feedback) == (None, None)
         assert [run.run_id for run in store.runs(limit=1, offset=1)] == ["one"]
+        failed, of_session = StepFilter(status="error"), StepFilter(session_id="s")
+        for where in (failed, of_session):
+            assert [run.run_id for run in store.runs(limit=9, where=where)] == ["one"]
+        assert store.runs(limit=9, offset=1, where=failed) == []
+
+    def test_a_run_says_how_it_ended(self, store: StepStore) -> None:
+        for run, kinds, status in (
+            ("completed", ("ProgramCall", "Action", "ProgramEnd"), "ok"),
+            ("failed", ("ProgramCall", "ProgramEnd"), "error"),
+            ("cancelled", ("ProgramCall", "ProgramEnd"), "cancelled"),
+            ("interrupted", ("ProgramCall", "ProgramCall", "ProgramEnd"), "ok"),
+            ("failed at once", ("Action",), "error"),
+        ):
+            steps = [
+                step(run_id=run, hop=hop, step_type=kind, status=status if hop else "ok")
+                for hop, kind in enumerate(kinds, len(kinds) == 1)
+            ]
+            store.append(steps)
+        found = {run.run_id: run.status for run in store.runs(limit=9)}
+        assert found.pop("failed at once") == "failed"
+        assert found == {status: status for status in found}
 
     def test_a_runs_score_shows_on_steps_without_their_own(self, store: StepStore) -> None:
         store.append([step(id="a", run_id="r", score=0.1), step(id="b", run_id="r"), step(id="c")])

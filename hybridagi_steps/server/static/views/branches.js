@@ -4,18 +4,14 @@ import * as api from "../api.js";
 import { ago, amount, duration, exactTime, messageText, text } from "../format.js";
 import { html, useEffect, useState } from "../preact.js";
 import { Busy, Failure, useLoaded } from "../shared.js";
+import { SideBySide } from "./compare.js";
 
-function Side({ name, branch }) {
-  const facts = [["messages", amount(branch.messages.length)]];
-  if (branch.tokens != null) facts.push(["tokens", amount(branch.tokens)]);
-  if (branch.duration_ms != null) facts.push(["time", duration(branch.duration_ms)]);
-  if (branch.cost) facts.push(["cost", `$${branch.cost.toFixed(4)}`]);
-  if (branch.score != null) facts.push(["score", branch.score]);
-  return html`<section class="side" aria-label=${name}><h3>${name}</h3>
-    <ul class="chips">${facts.map(([key, value]) => html`<li><span>${key}</span> ${value}</li>`)}</ul>
-    ${branch.messages.map((step) => html`<div class=${`message message-${step.role}`}><header><span class="who">${step.role}</span> <span class="sequence">#${step.sequence}</span></header>
-      <div class="text">${messageText(step.content) || text(step.tool_calls)}</div></div>`)}</section>`;
-}
+const FACTS = [
+  ["messages", (branch) => amount(branch.messages.length)], ["score", (branch) => branch.score],
+  ["tokens", (branch) => (branch.tokens == null ? "" : amount(branch.tokens))], ["time", (branch) => duration(branch.duration_ms)],
+  ["cost", (branch) => (branch.cost ? `$${branch.cost.toFixed(4)}` : "")],
+];
+const itemsOf = (branch) => branch.messages.map((step) => ({ name: step.role, title: step.role, text: messageText(step.content) || text(step.tool_calls) }));
 
 export function Branches({ id, version }) {
   const { value, error, loading } = useLoaded(
@@ -37,5 +33,7 @@ export function Branches({ id, version }) {
         ${attempt.current ? html` <span class="mark">current</span>` : null}
         ${" · "}<time class="quiet-text" title=${exactTime(attempt.created_at)}>${ago(attempt.created_at)}</time></span></label></li>`)}</ul>
     <${Failure} error=${compared.error} />
-    ${compared.value && html`<div class="compare"><${Side} name=${`Branch ${pair[0]}`} branch=${compared.value.a} /><${Side} name=${`Branch ${pair[1]}`} branch=${compared.value.b} /></div>`}`;
+    ${compared.value && html`<${SideBySide} names=${pair.map((branch) => `Branch ${branch}`)}
+      facts=${FACTS.map(([name, of]) => [name, of(compared.value.a), of(compared.value.b)])}
+      items=${[compared.value.a, compared.value.b].map(itemsOf)} />`}`;
 }

@@ -1,101 +1,70 @@
-// Runs: the list, and one run as a tree of its calls and as a timeline.
+// The list of runs, filtered as the address says; those that are picked can be compared or exported.
 
 import * as api from "../api.js";
-import { ago, amount, duration, exactTime, short, stepTitle, text } from "../format.js";
-import { to } from "../navigation.js";
-import { html, useMemo, useState } from "../preact.js";
-import { Busy, Chips, Empty, Failure, Kind, Status, Tabs, useLoaded } from "../shared.js";
-import { Timeline } from "./timeline.js";
+import { ago, amount, exactTime, short } from "../format.js";
+import { ask, link } from "../navigation.js";
+import { html, useEffect, useState } from "../preact.js";
+import { Failure, Filters, Status, conditions, download, useLoaded } from "../shared.js";
 
 const PAGE = 50;
+const LOOK_MS = 2000;
 
-export function RunList({ chosen }) {
+const picked = (query) => (query.pick ? query.pick.split(" ") : []);
+
+// One line a run: what was asked, what was answered, and what was said of it.
+async function dataset(ids) {
+  const runs = await Promise.all(ids.map(api.run));
+  return runs.map(({ run, steps }) => {
+    const call = steps.find((step) => step.step_type === "ProgramCall") || steps[0];
+    const end = steps.find((step) => step.step_type === "ProgramEnd" && step.program_id === call?.id) || steps.at(-1);
+    return { run_id: run.run_id, program: call?.inputs?.program, inputs: call?.inputs?.arguments, outputs: end?.outputs,
+      status: run.status, score: run.score, feedback: run.feedback };
+  });
+}
+
+function Picked({ ids }) {
+  const [error, setError] = useState(null);
+  const save = () => dataset(ids).then((lines) => download("dataset.jsonl", lines)).catch(setError);
+  return html`<div class="picked" role="group" aria-label="Picked runs"><span>${ids.length} picked</span>
+    ${ids.length === 2 && html`<a class="button small" href=${link(["compare", ...ids])}>Compare</a>`}
+    <button type="button" class="small" onClick=${save}>Dataset</button>
+    <button type="button" class="small quiet" onClick=${() => ask({ pick: "" }, { replace: true })}>Clear</button>
+    <${Failure} error=${error} /></div>`;
+}
+
+export function RunCard({ run, chosen, query = {} }) {
+  const { step: _, ...kept } = query;
+  return html`<a class="card" href=${link(["runs", run.run_id], kept)} aria-current=${run.run_id === chosen ? "true" : undefined}>
+    <span class="card-title">${short(run.begins, 120) || short(run.run_id, 40)}</span>
+    <span class="card-note"><${Status} value=${run.status} />${amount(run.steps)} ${run.steps === 1 ? "step" : "steps"}
+      ${run.errors && run.status !== "failed" ? html`<span class="status">${amount(run.errors)} ${run.errors === 1 ? "error" : "errors"}</span>` : null}
+      ${run.score != null ? html`<span class="mark">★ ${run.score}</span>` : null}<span class="space"></span>
+      <time title=${exactTime(run.started_at)}>${ago(run.started_at)}</time></span></a>`;
+}
+
+export function RunList({ chosen, query }) {
   const [limit, setLimit] = useState(PAGE);
-  const { value, error, loading } = useLoaded(() => api.runs({ limit }), [limit]);
+  const [version, setVersion] = useState(0);
+  const { shown, sent } = conditions(query);
+  const asked = JSON.stringify(sent);
+  const { value, error, loading } = useLoaded(() => api.runs({ ...sent, limit }), [limit, asked, version]);
   const found = value?.runs || [];
-  return html`<div class="list-head"><h2>Runs</h2></div><${Failure} error=${error} />
-    <ul class="cards">${found.map((run) => html`<li key=${run.run_id}>
-      <a href=${to("runs", run.run_id)} aria-current=${run.run_id === chosen ? "true" : undefined}>
-        <span class="card-title">${short(run.begins, 80) || short(run.run_id, 40)}</span>
-        <span class="card-note">${amount(run.steps)} steps
-          ${run.errors ? html`<span class="status status-error">${amount(run.errors)} errors</span>` : null}
-          ${run.score != null ? html`<span class="mark">★ ${run.score}</span>` : null}<span class="space"></span>
-          <time title=${exactTime(run.started_at)}>${ago(run.started_at)}</time></span></a></li>`)}</ul>
-    ${!found.length && !loading && !error && html`<p class="quiet-text">No run yet.</p>`}
-    ${found.length >= limit && html`<button type="button" onClick=${() => setLimit(limit + PAGE)}>More</button>`}`;
-}
-
-// Steps under the call that encloses them; a ProgramEnd closes its call and needs no line.
-function tree(steps) {
-  const calls = new Set(steps.filter((step) => step.step_type === "ProgramCall").map((step) => step.id));
-  const under = new Map();
-  for (const step of steps) {
-    const parent = step.step_type === "ProgramEnd" ? null : step.program_id;
-    const place = parent && calls.has(parent) && parent !== step.id ? parent : "";
-    if (!under.has(place)) under.set(place, []);
-    under.get(place).push(step);
-  }
-  return under;
-}
-
-function Branch({ steps, under, ends, depth = 0, chosen, onChoose }) {
-  return html`<ul role=${depth ? "group" : "tree"} class="tree">${steps.map((step) => {
-    const below = under.get(step.id);
-    const end = ends.get(step.id);
-    const status = end?.status && end.status !== "ok" ? end.status : step.status;
-    return html`<li role="treeitem" key=${step.id} aria-expanded=${below ? "true" : undefined} aria-selected=${step.id === chosen}>
-      <button type="button" class=${step.id === chosen ? "chosen" : ""} onClick=${() => onChoose(step.id)}>
-        <${Kind} step=${step} /><span class="tree-title">${stepTitle(step)}</span><${Status} value=${status} />
-        <span class="space"></span><span class="quiet-text taken">${duration((end?.metrics || step.metrics)?.duration_ms)}</span></button>
-      ${below && html`<${Branch} steps=${below} under=${under} ends=${ends} depth=${depth + 1} chosen=${chosen} onChoose=${onChoose} />`}
-    </li>`;
-  })}</ul>`;
-}
-
-export function StepDetails({ step }) {
-  if (!step) return null;
-  return html`<section class="step-details" aria-label="Step">
-    <h3><${Kind} step=${step} /> ${stepTitle(step)} <${Status} value=${step.status} /></h3>
-    <p class="quiet-text">hop ${step.hop} · ${exactTime(step.created_at)} · <code>${step.id}</code></p>
-    <h4>Inputs</h4><pre>${text(step.inputs)}</pre>
-    <h4>Outputs</h4><pre>${text(step.outputs) || "none"}</pre>
-    ${step.metadata && Object.keys(step.metadata).length ? html`<details><summary>Metadata</summary><pre>${text(step.metadata)}</pre></details>` : null}
-    <${Chips} metrics=${step.metrics} />
-    <a href=${to("search", step.id)}>More like this</a></section>`;
-}
-
-function RunBody({ value }) {
-  const [view, setView] = useState("tree");
-  const [chosen, setChosen] = useState(null);
-  const { steps } = value;
-  const under = useMemo(() => tree(steps), [steps]);
-  const ends = useMemo(() => new Map(steps.filter((step) => step.step_type === "ProgramEnd").map((step) => [step.program_id, step])), [steps]);
-  const top = (under.get("") || []).filter((step) => step.step_type !== "ProgramEnd" || !steps.some((other) => other.id === step.program_id));
-  return html`<${Tabs} label="Run view" chosen=${view} onChoose=${setView} names=${[["tree", "Tree"], ["time", "Timeline"]]} />
-    ${value.metrics && html`<${Chips} metrics=${value.metrics} />`}
-    ${view === "tree"
-      ? html`<${Branch} steps=${top} under=${under} ends=${ends} chosen=${chosen} onChoose=${setChosen} />`
-      : html`<${Timeline} steps=${steps} chosen=${chosen} onChoose=${setChosen} />`}
-    <${StepDetails} step=${steps.find((step) => step.id === chosen)} />`;
-}
-
-export function RunPanel({ id, version }) {
-  const { value, error, loading } = useLoaded(
-    () => (id ? api.run(id).catch((e) => (e.status === 404 ? null : Promise.reject(e))) : Promise.resolve(null)), [id, version]);
-  if (loading && !value) return html`<${Busy} on=${true} />`;
-  if (error) return html`<${Failure} error=${error} />`;
-  if (!value?.steps.length) return html`<p class="quiet-text">Steps show here once the program has run.</p>`;
-  return html`<${RunBody} value=${value} />`;
-}
-
-export function RunView({ id }) {
-  const { value, error, loading } = useLoaded(() => (id ? api.run(id) : Promise.resolve(null)), [id]);
-  if (!id) return html`<${Empty} title="Choose a run">Each run is one question and all the steps it took.<//>`;
-  const run = value?.run;
-  return html`<section class="run" aria-label="Run">
-    <header class="bar"><h1 title=${id}>${short(run?.begins || id, 70)}</h1><span class="space"></span>
-      ${run?.session_id && html`<a href=${to("sessions", run.session_id)}>Session</a>`}</header>
-    <${Busy} on=${loading && !value} /><${Failure} error=${error} />
-    ${run?.feedback && html`<blockquote>${run.feedback}</blockquote>`}
-    ${value && html`<${RunBody} value=${value} />`}</section>`;
+  const running = found.some((run) => run.status === "running");
+  useEffect(() => {
+    const timer = running && setTimeout(() => setVersion(version + 1), LOOK_MS);
+    return () => clearTimeout(timer);
+  }, [running, value]);
+  const ids = picked(query);
+  const pick = (id) => ask({ pick: (ids.includes(id) ? ids.filter((other) => other !== id) : [...ids, id]).join(" ") }, { replace: true });
+  const active = Object.keys(shown).length;
+  return html`<div class="list-head"><h2>Runs</h2></div>
+    <details class="filter-box" open=${active > 0}><summary>Filters${active ? ` (${active})` : ""}</summary>
+      <${Filters} values=${shown} onChange=${(changes) => ask(changes)} /></details>
+    ${ids.length > 0 && html`<${Picked} ids=${ids} />`}
+    <${Failure} error=${error} />
+    <ul class="cards">${found.map((run) => html`<li key=${run.run_id} class="pickable">
+      <input type="checkbox" aria-label=${`Pick ${short(run.begins || run.run_id, 60)}`} checked=${ids.includes(run.run_id)} onChange=${() => pick(run.run_id)} />
+      <${RunCard} run=${run} chosen=${chosen} query=${query} /></li>`)}</ul>
+    ${!found.length && !loading && !error && html`<p class="quiet-text">${active ? "No run matches." : "No run yet."}</p>`}
+    ${value?.next_offset && html`<button type="button" onClick=${() => setLimit(limit + PAGE)}>More</button>`}`;
 }

@@ -1,16 +1,14 @@
-// Search over all steps: words and meaning, filters, and steps like a given one.
+// Search over all steps: words and meaning, filters, and steps like a given one; the address asks.
 
 import * as api from "../api.js";
 import { ago, exactTime, short, stepTitle, text } from "../format.js";
-import { to } from "../navigation.js";
-import { html, useEffect, useRef, useState } from "../preact.js";
-import { Busy, Chips, Failure, Kind, Status } from "../shared.js";
+import { ask, link, to } from "../navigation.js";
+import { html, useEffect, useRef } from "../preact.js";
+import { Busy, Chips, Choice, Failure, Filters, Kind, Status, conditions, useLoaded } from "../shared.js";
 
 const TYPES = ["Action", "Decision", "ProgramCall", "ProgramEnd"];
-const START = { mode: "hybrid", k: "20", step_types: "", status: "", tools: "", session_id: "", run_id: "" };
-
-const Choice = ({ name, label, value, options, onChange }) => html`<label>${label}
-  <select name=${name} value=${value} onChange=${onChange}>${options.map(([key, shown]) => html`<option value=${key} selected=${key === value}>${shown}</option>`)}</select></label>`;
+const NARROW_PX = 760;
+const MODES = [["hybrid", "meaning and words"], ["dense", "meaning"], ["lexical", "words"]];
 
 function Hit({ hit }) {
   const { step } = hit;
@@ -23,48 +21,38 @@ function Hit({ hit }) {
       <pre>${short(step.outputs, 420) || "no output"}</pre>
       <details><summary>Whole step</summary><h4>Inputs</h4><pre>${text(step.inputs)}</pre><h4>Outputs</h4><pre>${text(step.outputs) || "none"}</pre></details>
       <footer><${Chips} metrics=${step.metrics} /><span class="space"></span>
-        ${step.run_id && html`<a href=${to("runs", step.run_id)}>Run</a>`}
+        ${step.run_id && html`<a href=${link(["runs", step.run_id], { step: step.id })}>Run</a>`}
         ${step.session_id && html`<a href=${to("sessions", step.session_id)}>Session</a>`}
-        <a href=${to("search", step.id)}>More like this</a></footer></article></li>`;
+        <a href=${link(["search"], { like: step.id })}>More like this</a></footer></article></li>`;
 }
 
-export function SearchView({ like }) {
-  const [words, setWords] = useState("");
-  const [filters, setFilters] = useState(START);
-  const [state, setState] = useState({ hits: null, busy: false, error: null });
+export function SearchView({ query }) {
   const field = useRef(null);
-  useEffect(() => field.current.focus(), [like]);
-  const change = (event) => setFilters({ ...filters, [event.target.name]: event.target.value });
-  const find = async (asked) => {
-    setState({ hits: null, busy: true, error: null });
-    try {
-      setState({ hits: (await api.search({ ...filters, ...asked })).hits, busy: false, error: null });
-    } catch (error) {
-      setState({ hits: null, busy: false, error });
-    }
-  };
-  useEffect(() => { if (like) find({ like }); }, [like]);
+  const { shown, sent } = conditions(query);
+  const { q, like, mode = "hybrid", step_types } = query;
+  useEffect(() => field.current.focus(), []);
+  useEffect(() => { field.current.value = q || ""; }, [q]);
+  const asked = JSON.stringify({ ...sent, mode, step_types, k: 20, ...(q ? { q } : { like }) });
+  const { value, error, loading } = useLoaded(() => (q || like ? api.search(JSON.parse(asked)) : Promise.resolve(null)), [asked]);
   const submit = (event) => {
     event.preventDefault();
-    if (words.trim()) find({ q: words });
-    else if (like) find({ like });
+    const words = field.current.value.trim();
+    ask(words ? { q: words, like: "" } : { q: "" });
   };
+  const change = (event) => ask({ [event.target.name]: event.target.value });
   return html`<section class="search" aria-label="Search">
     <form role="search" onSubmit=${submit}>
       <div class="search-line"><label class="hidden" for="query">Search over all steps</label>
-        <input id="query" type="search" ref=${field} value=${words} onInput=${(event) => setWords(event.target.value)} placeholder="What did a program do before? Ask by meaning or words" />
+        <input id="query" type="search" ref=${field} placeholder="What did a program do before? Ask by meaning or words" />
         <button class="primary">Search</button></div>
-      <fieldset class="filters"><legend class="hidden">Filters</legend>
-        <${Choice} name="mode" label="By" value=${filters.mode} onChange=${change} options=${[["hybrid", "meaning and words"], ["dense", "meaning"], ["lexical", "words"]]} />
-        <${Choice} name="step_types" label="Type" value=${filters.step_types} onChange=${change} options=${[["", "any"], ...TYPES.map((t) => [t, t])]} />
-        <${Choice} name="status" label="Status" value=${filters.status} onChange=${change} options=${[["", "any"], ["ok", "ok"], ["error", "error"], ["partial", "partial"], ["cancelled", "cancelled"]]} />
-        <label>Tool <input name="tools" value=${filters.tools} onInput=${change} placeholder="any" /></label>
-        <label>Session <input name="session_id" value=${filters.session_id} onInput=${change} placeholder="any" /></label>
-        <label>Run <input name="run_id" value=${filters.run_id} onInput=${change} placeholder="any" /></label>
-      </fieldset></form>
-    ${like && html`<p class="quiet-text">Steps like <code>${short(like, 40)}</code></p>`}
-    <${Busy} on=${state.busy}>Searching…<//><${Failure} error=${state.error} />
-    ${state.hits && !state.hits.length && html`<p class="quiet-text">Nothing was found. Fewer filters find more.</p>`}
-    <p class="hidden" role="status">${state.hits ? `${state.hits.length} steps found` : ""}</p>
-    <ol class="hits">${(state.hits || []).map((hit) => html`<${Hit} key=${hit.step.id} hit=${hit} />`)}</ol></section>`;
+      <details class="filter-box" open=${innerWidth > NARROW_PX || Object.keys(shown).length > 0}><summary>Filters</summary>
+        <${Filters} values=${shown} onChange=${(changes) => ask(changes)}>
+          <${Choice} name="mode" label="By" value=${mode} onChange=${change} options=${MODES} />
+          <${Choice} name="step_types" label="Type" value=${step_types} onChange=${change} options=${[["", "any"], ...TYPES.map((t) => [t, t])]} />
+        <//></details></form>
+    ${like && !q && html`<p class="quiet-text">Steps like <code>${short(like, 40)}</code></p>`}
+    <${Busy} on=${loading && (q || like)}>Searching…<//><${Failure} error=${error} />
+    ${value && !value.hits.length && !loading && html`<p class="quiet-text">Nothing was found. Fewer filters find more.</p>`}
+    <p class="hidden" role="status">${value ? `${value.hits.length} steps found` : ""}</p>
+    <ol class="hits">${(value?.hits || []).map((hit) => html`<${Hit} key=${hit.step.id} hit=${hit} />`)}</ol></section>`;
 }

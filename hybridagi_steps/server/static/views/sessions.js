@@ -3,13 +3,14 @@
 import * as api from "../api.js";
 import { ago, amount, exactTime, short } from "../format.js";
 import { go, to } from "../navigation.js";
-import { html, useCallback, useEffect, useState } from "../preact.js";
-import { Busy, Empty, Failure, Tabs, useLoaded } from "../shared.js";
+import { html, useCallback, useEffect, useRef, useState } from "../preact.js";
+import { Busy, Empty, Failure, Tabs, download, useLoaded } from "../shared.js";
 import { follow } from "../stream.js";
 import { Branches } from "./branches.js";
 import { Composer, Conversation } from "./conversation.js";
 import { ContextPreview } from "./context.js";
-import { RunPanel } from "./runs.js";
+import { RunPanel } from "./run.js";
+import { RunCard } from "./runs.js";
 
 const PAGE = 50;
 const CHANGED = "sessions-changed";
@@ -29,11 +30,11 @@ export function SessionList({ chosen }) {
       <button type="button" class="primary small" onClick=${() => go("sessions", crypto.randomUUID())}>New</button></div>
     <${Failure} error=${error} />
     <ul class="cards">${found.map((session) => html`<li key=${session.session_id}>
-      <a href=${to("sessions", session.session_id)} aria-current=${session.session_id === chosen ? "true" : undefined}>
+      <a class="card" href=${to("sessions", session.session_id)} aria-current=${session.session_id === chosen ? "true" : undefined}>
         <span class="card-title">${session.first_message || short(session.session_id, 40)}</span>
         <span class="card-note">
           ${session.forked_from ? html`<span class="mark" title=${`forked from ${session.forked_from}`}>⑂ ${session.forked_at}</span>` : null}
-          ${amount(session.messages)} messages<span class="space"></span>
+          ${session.runs ? `${amount(session.runs)} ${session.runs === 1 ? "run" : "runs"}` : `${amount(session.messages)} ${session.messages === 1 ? "message" : "messages"}`}<span class="space"></span>
           <time title=${exactTime(session.updated_at)}>${ago(session.updated_at)}</time>
         </span></a></li>`)}</ul>
     ${!found.length && !loading && !error && html`<p class="quiet-text">No session yet.</p>`}
@@ -58,73 +59,109 @@ function withEvent(live, event) {
 }
 
 const REASONS = { run_failed: "The run failed", run_cancelled: "The run was cancelled" };
+const GONE = new Set([403, 404]); // whoever acts for one user is not told which
 
-export function SessionView({ id }) {
-  const [version, setVersion] = useState(0);
+function problemOf(event) {
+  const error = event.data?.error;
+  return { title: REASONS[event.type] + (error ? `: ${error.type}` : ""), message: error?.message || "" };
+}
+
+async function load(id) {
+  if (!id) return { steps: [], runs: [] };
+  const [found, { runs }] = await Promise.all([
+    api.steps(id).catch((error) => (GONE.has(error.status) ? null : Promise.reject(error))),
+    api.runs({ session_id: id, limit: PAGE }),
+  ]);
+  return { steps: found?.steps || [], html: found?.html || {}, known: Boolean(found), runs };
+}
+
+// The run in flight that this page reads: begun here, or joined after a reload or in another tab.
+function useLive(id, refresh) {
   const [live, setLive] = useState(null);
   const [problem, setProblem] = useState(null);
-  const [panel, setPanel] = useState("run");
-  const [details, setDetails] = useState(false);
-  const { value, error, loading } = useLoaded(
-    () => (id ? api.steps(id).catch((e) => (e.status === 404 ? { steps: [] } : Promise.reject(e))) : Promise.resolve({ steps: [] })),
-    [id, version],
-  );
-  const refresh = useCallback(() => { setVersion((v) => v + 1); sessionsChanged(); }, []);
+  const reading = useRef(null);
+  useEffect(() => () => { reading.current?.abort(); reading.current = null; }, [id]);
 
-  const start = async (path, body, shown) => {
-    setProblem(null);
-    setLive({ steps: shown, stored: 0, runId: null, online: true, asks: null, from: body.sequence });
+  // Resolves once the server has taken it up, to whether it did.
+  const read = (asked, shown = [], kept = null) => new Promise((accepted) => {
+    const own = new AbortController();
+    reading.current = own;
+    if (!asked.runId) setProblem(null); // why a message was refused stays
+    setLive({ steps: shown, stored: 0, runId: asked.runId || null, online: true, asks: null, kept });
     const take = (event) => {
-      if (REASONS[event.type]) {
-        setProblem({ title: REASONS[event.type], message: event.data?.message || event.data?.reason || "" });
-      }
+      accepted(true);
+      if (REASONS[event.type]) setProblem(problemOf(event));
       setLive((before) => before && {
         ...withEvent(before, event), runId: event.run_id,
+        kept: event.type === "run_started" ? event.data?.kept ?? before.kept : before.kept,
         asks: event.type === "tool_auth_required" ? event : event.type === "step_completed" || event.type === "tool_auth_denied" ? null : before.asks,
       });
     };
-    try {
-      await follow(path, body, take, (online) => setLive((before) => before && { ...before, online }));
-    } catch (failure) {
-      setProblem(failure);
-    }
-    setLive(null);
-    refresh();
-  };
+    follow(asked, take, { signal: own.signal, onLine: (online) => setLive((before) => before && { ...before, online }) })
+      .catch((failure) => { if (!own.signal.aborted) setProblem(failure); })
+      .finally(() => {
+        accepted(false);
+        if (own.signal.aborted) return;
+        reading.current = null;
+        setLive(null);
+        refresh();
+      });
+  });
+  const join = (runId) => { if (!reading.current) read({ runId }); };
+  return { live, problem, setProblem, read, join };
+}
 
-  const send = (message) => start("chat/stream/v2", { session_id: id, message },
+function Recorded({ id, runs }) {
+  return html`<section class="run" aria-label="Recorded session"><header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a><h1 title=${id}>${short(id, 60)}</h1></header>
+    <p class="quiet-text">Recorded without messages; these are its runs.</p>
+    <ul class="cards">${runs.map((run) => html`<li key=${run.run_id}><${RunCard} run=${run} /></li>`)}</ul></section>`;
+}
+
+const TABS = [["run", "Run"], ["context", "Context"], ["branches", "Branches"]];
+
+export function SessionView({ id }) {
+  const [version, setVersion] = useState(0);
+  const [panel, setPanel] = useState("run");
+  const [details, setDetails] = useState(false);
+  const refresh = useCallback(() => { setVersion((v) => v + 1); sessionsChanged(); }, []);
+  const { live, problem, setProblem, read, join } = useLive(id, refresh);
+  const { value, error, loading } = useLoaded(() => load(id), [id, version]);
+  useEffect(() => {
+    const running = value?.runs.find((run) => run.status === "running");
+    if (running) join(running.run_id);
+  }, [value]);
+
+  const send = (message) => read({ path: "chat/stream/v2", body: { session_id: id, message } },
     [{ id: "own", role: "user", content: message, own: true }]);
-  const retry = (sequence, message) => start(`sessions/${encodeURIComponent(id)}/retry`,
-    message == null ? { sequence } : { sequence, message }, []);
-  const fork = async (sequence) => {
-    try {
-      const made = await api.fork(id, sequence);
-      sessionsChanged();
-      go("sessions", made.new_session_id);
-    } catch (failure) {
-      setProblem(failure);
-    }
-  };
+  const retry = ({ sequence, role }, message) => read(
+    { path: `sessions/${encodeURIComponent(id)}/retry`, body: message == null ? { sequence } : { sequence, message } },
+    [], role === "user" && message == null ? sequence : sequence - 1);
+  const tried = (work) => work.catch(setProblem);
+  const fork = (sequence) => tried(api.fork(id, sequence).then((made) => { sessionsChanged(); go("sessions", made.new_session_id); }));
+  const erase = () => confirm("Erase this session for good, with its runs?")
+    && tried(api.erase(id).then(() => { sessionsChanged(); go("sessions"); }));
 
   if (!id) return html`<${Empty} title="Choose a session">Or begin a new one; everything the program does is kept as steps.<//>`;
   const stored = value?.steps || [];
-  const kept = live?.from == null ? stored : stored.filter((step) => step.sequence <= live.from);
-  const all = [...kept, ...(live?.steps || [])];
+  if (value && !value.known && value.runs.length && !live && value.runs.every((run) => run.status !== "running")) return html`<${Recorded} id=${id} runs=${value.runs} />`;
+  const streamed = new Set((live?.steps || []).map((step) => step.id));
+  const kept = stored.filter((step) => !streamed.has(step.id) && (live?.kept == null || step.sequence <= live.kept));
   const runId = live?.runId || [...stored].reverse().find((step) => step.run_id)?.run_id;
   return html`<div class=${`session ${details ? "with-details" : ""}`}>
     <section class="talk" aria-label="Conversation">
-      <header class="bar"><h1>Session</h1><code class="quiet-text" title=${id}>${short(id, 44)}</code><span class="space"></span>
-        <button type="button" class="details-button small" aria-expanded=${details} onClick=${() => setDetails(!details)}>Details</button>
-        ${live && !live.online && html`<span class="offline" role="status">Connection lost, trying again…</span>`}</header>
+      <header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a><h1 title=${id}>Session</h1><code class="quiet-text id" title=${id}>${short(id, 44)}</code><span class="space"></span>
+        ${live && !live.online && html`<span class="offline" role="status">Connection lost, trying again…</span>`}
+        ${stored.length > 0 && !live && html`<button type="button" class="small quiet" onClick=${() => download(`${id}.jsonl`, stored)}>Export</button>
+          <button type="button" class="small quiet" onClick=${erase}>Erase</button>`}
+        <button type="button" class="details-button small" aria-expanded=${details} onClick=${() => setDetails(!details)}>Details</button></header>
       <${Busy} on=${loading && !stored.length} /><${Failure} error=${error} />
-      <${Conversation} steps=${all} live=${Boolean(live)} onFork=${fork} onRetry=${retry} />
+      <${Conversation} steps=${[...kept, ...(live?.steps || [])]} rendered=${value?.html || {}} live=${Boolean(live)} onFork=${fork} onRetry=${retry} />
       ${live?.asks && html`<${Consent} event=${live.asks} />`}
       <${Failure} error=${problem} />
-      <${Composer} busy=${Boolean(live)} onSend=${send} onStop=${() => live?.runId && api.cancel(live.runId).catch(setProblem)} />
+      <${Composer} id=${id} busy=${Boolean(live)} onSend=${send} onStop=${() => live?.runId && tried(api.cancel(live.runId))} />
     </section>
     <aside class="panel" aria-label="Details">
-      <${Tabs} label="Details" chosen=${panel} onChoose=${setPanel}
-        names=${[["run", "Run"], ["context", "Context"], ["branches", "Branches"]]} />
+      <${Tabs} label="Details" chosen=${panel} onChoose=${setPanel} names=${TABS} />
       ${panel === "run" && html`<${RunPanel} key=${runId} id=${runId} version=${version + (live?.stored || 0)} />`}
       ${panel === "context" && html`<${ContextPreview} id=${id} version=${version} />`}
       ${panel === "branches" && html`<${Branches} id=${id} version=${version} />`}

@@ -1,0 +1,139 @@
+"""Listing: runs and sessions as a memory lists them, with what is in flight and what was recorded.
+
+A store knows what is stored: runs of which no step is, and that a run goes on, the recordings of
+this process tell. Sessions that were only recorded have no messages; they stand among those that
+have, by when something of them was written last.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+from hybridagi_steps.display.titles import title_of
+from hybridagi_steps.errors import MemoryClosedError
+from hybridagi_steps.protocols import SessionStore, StoreBackend
+from hybridagi_steps.recording_hooks import RunInFlight, runs_in_flight
+from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.listings import Runs, Sessions
+from hybridagi_steps.records.store_values import RunSummary, SessionSummary
+from hybridagi_steps.validation import Where, checked_page, of_steps
+
+_NEWEST = 10
+
+
+class Listing(ABC):
+    """What a memory lists besides steps."""
+
+    @property
+    @abstractmethod
+    def _open_store(self) -> StoreBackend:
+        """Return the store, unless it is closed."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Return counts and sizes."""
+
+    def runs(
+        self,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        user_id: str | None = None,
+        scope: str | None = None,
+        where: Where = None,
+    ) -> Runs:
+        """Return what is known of each run, newest first; the list says when there are more.
+
+        Those in flight in this process are among them.
+
+        Args:
+            limit: Most runs wanted.
+            offset: Runs passed over.
+            user_id: Only runs of which every step is this user's.
+            scope: None: the user's own history, without the trials of `compile` and `Evaluate` and
+                whatever else stands in a scope as a whole. A scope's name: the runs that have steps
+                in it; `*`: all.
+            where: Only runs of which some step matches; `user_id` and `scope` mean what they do
+                here.
+
+        Raises:
+            InvalidFilterError: An unknown key in `where`.
+            InvalidQueryError: `limit` or `offset` is no number of runs.
+        """
+        limit, offset = checked_page(limit, offset)
+        named = {"user_id": user_id, "scope": scope}
+        given = {name: value for name, value in named.items() if value is not None}
+        asked = of_steps(where).model_copy(update=given)
+        store, flying = self._open_store, runs_in_flight(self)
+        new = [_unstored(run) for run in flying.values() if _is_new(store, run, asked)]
+        found = store.runs(limit=limit + 1, offset=max(0, offset - len(new)), where=asked)
+        every = [*new[offset : offset + limit], *found]
+        firsts = store.get([run.first_step for run in every[:limit] if run.first_step])
+        titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
+        listed = [
+            run._replace(
+                title=titles.get(run.first_step, run.title),
+                status="running" if run.run_id in flying else run.status,
+            )
+            for run in every[:limit]
+        ]
+        return Runs(listed, next_offset=offset + limit if len(every) > limit else None)
+
+    def sessions(
+        self, *, limit: int = 100, offset: int = 0, user_id: str | None = None
+    ) -> Sessions:
+        """Return sessions, the one written last first; those that were only recorded, too.
+
+        Args:
+            limit: Most sessions wanted.
+            offset: Sessions passed over.
+            user_id: Whose; of a recorded one every step has to be this user's.
+
+        Raises:
+            InvalidQueryError: `limit` or `offset` is no number of sessions.
+        """
+        return listed_sessions(self._open_store, limit, offset, user_id)
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what the memory holds, and its newest runs."""
+        from hybridagi_steps.display import memory_html
+
+        try:
+            stats, runs = self.stats(), self.runs(limit=_NEWEST)
+        except MemoryClosedError as error:
+            return memory_html(str(error), {}, [])
+        return memory_html(repr(self), stats, [run._asdict() for run in runs])
+
+
+def listed_sessions(store: SessionStore, limit: int, offset: int, user_id: str | None) -> Sessions:
+    """Return a page of a store's sessions, those that were only recorded among the others."""
+    limit, offset = checked_page(limit, offset)
+    recorded = store.sessions(limit=offset + limit, user_id=user_id, recorded=True)
+    if not recorded:
+        return Sessions(store.sessions(limit=limit, offset=offset, user_id=user_id))
+    talks = store.sessions(limit=offset + limit, user_id=user_id)
+    every = merge(talks, recorded, key=_written, reverse=True)
+    return Sessions(islice(every, offset, offset + limit))
+
+
+def _written(session: SessionSummary) -> str:
+    return session.updated_at
+
+
+def _is_new(store: StoreBackend, run: RunInFlight, asked: StepFilter) -> bool:
+    """Whether a run in flight is asked for, and no step of it is stored."""
+    known = run._asdict()
+    conditions = asked.conditions - {"scope"}
+    fits = all(getattr(asked, name) == known.get(name, run) for name in conditions)
+    fits = fits and asked.scope in (EVERY_SCOPE, run.scope)
+    stored = StepFilter(run_id=run.run_id, scope=EVERY_SCOPE)
+    return fits and not store.runs(limit=1, where=stored)
+
+
+def _unstored(run: RunInFlight) -> RunSummary:
+    known = (run.run_id, run.session_id, run.scope, 0, 0, "", run.started_at, run.started_at)
+    return RunSummary(*known, None, None, "running", run.title)

@@ -1,0 +1,217 @@
+"""The page's runs in a real browser: details, filters, comparison, scores; small screens and keys.
+
+Needs playwright and a Chromium of the system; nothing is downloaded.
+"""
+
+# Playwright's objects are not typed.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportMissingImports=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyright: reportArgumentType=false
+# ruff: noqa: F811 - fixtures are named as what is given
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridagi_steps import AgentStep, StepMemory
+
+pytest.importorskip("fastapi", reason="the page is served by the extra `server`")
+pytest.importorskip("playwright.sync_api", reason="drives a browser")
+
+from server_cases import BROWSER, TOKEN, Served, fill, serving, until
+from test_page import browser, page  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+
+UNNAMED = """() => [...document.querySelectorAll("button, input, select, textarea, a[href]")]
+  .filter((node) => node.offsetParent && !node.closest(".hidden")
+    && !(node.getAttribute("aria-label") || node.labels?.length || node.textContent.trim()))
+  .map((node) => node.outerHTML)"""
+"""Controls that no screen reader can name."""
+SIDEWAYS = """() => [...document.querySelectorAll("main, .list, .split, .messages, .panel")]
+  .filter((node) => node.offsetParent && node.scrollWidth > node.clientWidth + 1)
+  .map((node) => node.className)"""
+"""Boxes of the page that are wider inside than outside."""
+
+
+def run_of(run_id: str, answer: str, tools: int, **fields: Any) -> list[AgentStep]:
+    """Steps of a run: a program, tools that it calls, and a step inside the last tool."""
+    call = {"program": "Desk", "arguments": {"question": f"Where is {run_id}?"}}
+    made: list[dict[str, Any]] = [
+        {"id": f"{run_id}-call", "step_type": "ProgramCall", "inputs": call}
+    ]
+    for tool in range(tools):
+        inputs = {"purpose": "look", "tool": f"look_{tool}", "arguments": {"place": f"p{tool}"}}
+        made.append({"id": f"{run_id}-{tool}", "step_type": "Action", "inputs": inputs,
+                     "program_id": f"{run_id}-call", "outputs": {"result": f"seen {tool}"},
+                     "metrics": {"input_tokens": 11, "duration_ms": 5.0}})  # fmt: skip
+    made.append({"id": f"{run_id}-in", "step_type": "Action", "inputs": {"purpose": "think"},
+                 "program_id": f"{run_id}-call", "outputs": {"text": "inside"},
+                 "metadata": {"within": f"{run_id}-{tools - 1}"}})  # fmt: skip
+    made.append({"id": f"{run_id}-end", "step_type": "ProgramEnd", "inputs": {"program": "Desk"},
+                 "program_id": f"{run_id}-call", "outputs": {"answer": answer}})  # fmt: skip
+    return [
+        AgentStep.model_validate({"run_id": run_id, "hop": hop, **fields, **step})
+        for hop, step in enumerate(made)
+    ]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A memory with a session, a run that failed, and two that can be compared."""
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        with ThreadPoolExecutor(1) as apart:  # Playwright has an event loop of its own
+            apart.submit(fill, memory).result()
+        memory.add(run_of("left", "on the shelf", 60, session_id="notebook", user_id="ann"))
+        memory.add(run_of("right", "on the table", 3, session_id="notebook", user_id="bob"))
+        with serving(memory) as served:
+            yield served
+
+
+def opened(page: Any, served: Served, address: str) -> None:
+    """Open a view."""
+    page.goto(f"{served.address}/#token={TOKEN}")
+    page.get_by_role("heading", name="Sessions").wait_for()
+    page.goto(f"{served.address}/#{address}")
+
+
+def test_details_stand_beside_the_tree_and_in_the_address(page: Any, served: Served) -> None:
+    opened(page, served, "/runs/left")
+    rows = page.get_by_role("treeitem")
+    until(lambda: rows.count() == 62)
+    assert "11 tokens" in rows.nth(1).inner_text()
+    assert "→ seen 0" in rows.nth(1).inner_text()
+    assert "on the shelf" in rows.nth(0).inner_text(), "a program shows what its end says"
+    levels = [rows.nth(place).get_attribute("aria-level") for place in (0, 60, 61)]
+    assert levels == ["1", "2", "3"], "a step inside a tool stands below it"
+    rows.nth(58).click()
+    details = page.get_by_label("Step", exact=True)
+    details.wait_for()
+    box = details.bounding_box()
+    assert 0 <= box["y"] < 900, "the details are in the window"
+    assert "seen 57" in details.inner_text()
+    assert "step=left-57" in page.url
+    rows.nth(58).focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    until(lambda: "seen 58" in details.inner_text())
+    page.go_back()
+    until(lambda: "seen 57" in details.inner_text())
+    page.reload()
+    until(lambda: "seen 57" in details.inner_text())
+
+
+def test_runs_are_filtered_by_the_address_and_back_undoes_it(page: Any, served: Served) -> None:
+    opened(page, served, "/runs")
+    cards = page.locator(".list .card")
+    until(lambda: cards.count() == 3)
+    assert page.locator(".list .status-failed").count() == 1
+    page.locator("summary", has_text="Filters").click()
+    page.get_by_label("Tool").fill("look_50")
+    page.get_by_label("Tool").press("Enter")
+    until(lambda: cards.count() == 1)
+    assert "tools=look_50" in page.url
+    cards.first.click()
+    until(lambda: "/runs/left?tools=look_50" in page.url)
+    page.reload()
+    until(lambda: cards.count() == 1)
+    page.go_back()
+    page.go_back()
+    until(lambda: cards.count() == 3)
+    page.locator("summary", has_text="Filters").click()
+    page.get_by_label("User").fill("bob")
+    page.get_by_label("User").press("Enter")
+    until(lambda: cards.count() == 1 and "right" in cards.first.inner_text())
+
+
+def test_two_runs_are_compared_and_made_a_dataset(page: Any, served: Served) -> None:
+    opened(page, served, "/runs")
+    for name in ("left", "right"):
+        page.get_by_label(f"Pick Desk: Where is {name}?").check()
+    with page.expect_download() as got:
+        page.get_by_role("button", name="Dataset").click()
+    lines = [json.loads(line) for line in Path(got.value.path()).read_text().splitlines()]
+    assert [line["inputs"] for line in lines] == [
+        {"question": "Where is left?"},
+        {"question": "Where is right?"},
+    ]
+    assert [line["outputs"]["answer"] for line in lines] == ["on the shelf", "on the table"]
+    page.get_by_role("link", name="Compare").click()
+    table = page.locator(".compared")
+    table.wait_for()
+    marked = table.locator("mark").all_inner_texts()
+    assert {"shelf", "table"} <= set(marked)
+    assert "seen" not in marked, "what both say is not marked"
+    assert table.locator(".absent").count() == 57, "tools that only one has called"
+
+
+def test_a_run_and_a_step_are_rated(page: Any, served: Served) -> None:
+    opened(page, served, "/runs/right?step=right-1")
+    step = page.get_by_label("Rate the step")
+    step.get_by_role("button", name="Bad").click()
+    step.get_by_role("button", name="Rate").click()
+    until(lambda: served.client.get("/runs/right").json()["steps"][2].get("score") == 0.0)
+    page.get_by_text("Rate the run").click()
+    run = page.get_by_label("Rate the run")
+    run.get_by_label("Score").fill("0.75")
+    run.get_by_label("Comment").fill("found at last")
+    run.get_by_role("button", name="Rate").click()
+    page.get_by_label("Run", exact=True).get_by_text("★ 0.75").wait_for()
+    kept = served.client.get("/runs/right").json()["run"]
+    assert (kept["score"], kept["feedback"]) == (0.75, "found at last")
+
+
+def test_a_recorded_session_opens_as_its_runs(page: Any, served: Served) -> None:
+    opened(page, served, "/sessions")
+    card = page.locator(".list .card").filter(has_text="2 runs")
+    card.click()
+    recorded = page.get_by_label("Recorded session")
+    recorded.wait_for()
+    assert recorded.locator(".card").count() == 2
+    recorded.locator(".card").first.click()
+    until(lambda: page.get_by_role("treeitem").count() == 5)
+
+
+def test_a_search_is_in_the_address(page: Any, served: Served) -> None:
+    opened(page, served, "/search?q=look+seen&tools=look_2&user_id=bob")
+    hits = page.locator(".hit")
+    until(lambda: hits.count() == 1)
+    assert page.get_by_label("Search over all steps").input_value() == "look seen"
+    assert page.get_by_label("Tool").input_value() == "look_2"
+    hits.get_by_role("link", name="Run").click()
+    until(lambda: "/runs/right?step=right-2" in page.url)
+    page.go_back()
+    until(lambda: hits.count() == 1)
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_nothing_scrolls_sideways_and_everything_has_a_name(
+    page: Any,
+    served: Served,
+    width: int,
+) -> None:
+    page.set_viewport_size({"width": width, "height": 700})
+    opened(page, served, "/sessions")
+    views = {
+        "/sessions": ".card",
+        "/sessions/talk": ".message",
+        "/sessions/notebook": ".card",
+        "/runs": ".card",
+        "/runs/left?step=left-3": ".step-details",
+        "/compare/left/right": ".compared",
+        "/search?q=look": ".hit",
+    }
+    for address, shown in views.items():
+        page.goto(f"{served.address}/#{address}")
+        page.locator(shown).locator("visible=true").first.wait_for()
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{address} is {wide} px wide"
+        assert page.evaluate(SIDEWAYS) == [], address
+        assert page.evaluate(UNNAMED) == [], address
