@@ -346,7 +346,8 @@ def _step_before(memory: StepMemory) -> AgentStep | None:
 def _query(predict: dspy.Predict, kwargs: dict[str, Any], maker: Maker) -> Query:
     """Return what the step would say that this call will leave."""
     asked = plain(predict_arguments(predict, {"kwargs": kwargs}), [])
-    inputs = {"purpose": purpose_of(predict), "arguments": asked}
+    purpose = "" if asked else purpose_of(predict)  # the same in all of its steps
+    inputs = {"purpose": purpose, "arguments": asked}
     kind = AgentStepType.Action
     step = AgentStep(step_type=kind, inputs=inputs, predictor=maker.predictor)
     return Query(query=own_text(step))

@@ -269,11 +269,11 @@ class TestWarning:
     ) -> None:
         self.scored(memory, 0.0, 0.0, 1.0)
         desk = experienced(memory)
-        desk(question="I want")
+        desk(question="My money, a seat, my suitcase")
         [line] = set(desk.last_recall().warnings)
         assert line.startswith("2 of 3 similar attempts failed here: answer too slow very")
         assert len(line.partition(": ")[2]) <= 80
-        assert all(line in str(request.system) for request in lm.requests)
+        assert line in str(lm.requests[0].system)
         assert "\x07" not in line
         assert "##" not in line
 
@@ -282,11 +282,11 @@ class TestWarning:
     ) -> None:
         self.scored(memory, 0.0, 1.0, 1.0)
         desk = experienced(memory)
-        desk(question="I want")
+        desk(question="My money, a seat, my suitcase")
         assert desk.last_recall().warnings == []
         self.scored(memory, 0.0, 0.0, 0.0)
         silent = experienced(memory, warn=False)
-        silent(question="I want")
+        silent(question="My money, a seat, my suitcase")
         assert not any("similar attempts" in prompt for prompt in prompts(lm))
 
     def test_an_answer_that_cannot_be_parsed_names_the_predictors_signature(
@@ -296,7 +296,7 @@ class TestWarning:
         self.scored(memory, 0.0, 0.0, 0.0)
         desk = experienced(memory)
         with dspy.context(lm=scripted_lm(["nonsense"] * 9)), pytest.raises(AdapterParseError) as no:
-            desk(question="I want")
+            desk(question="My money, a seat, my suitcase")
         assert vars(no.value)["signature"] == desk.program.route.signature
 
 
