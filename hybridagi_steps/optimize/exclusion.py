@@ -139,6 +139,8 @@ class Fence:
     def __init__(self, memory: StepMemory, group: Group | None) -> None:
         self._memory, self.group = memory, group
         self._runs: dict[str, _Run] = {}
+        self.untold: set[str] = set()
+        """Runs of which no ties can be told, as far as they were met: they are out for all."""
 
     def group_of(self, inputs: Mapping[str, Any]) -> int | None:
         """Return the group of a call that is made now, as a hash; None when there is none."""
@@ -154,6 +156,8 @@ class Fence:
         found: set[str] = set()
         for step in steps:
             known = None if step.run_id is None else self._ties_of(step)
+            if known is None and step.run_id is not None:
+                self.untold.add(step.run_id)
             if known is None or known.with_any_of(ties):
                 found.add(step.run_id or str(step.id))
         return found

@@ -229,6 +229,7 @@ class Experience:
         """Return the nearest steps that may be seen: those of tied runs do not even vote."""
         where = self._where(memory, keys, scope)
         out = self._out.setdefault(ties, set()) if any(ties) else set[str]()
+        out.update(self._fenced(memory).untold if any(ties) else ())
         limit = max(POOL, 8 * self.k)
         aim = "next" if isinstance(question, QueryWithSteps) else None
         while where is not None:

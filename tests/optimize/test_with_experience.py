@@ -576,3 +576,22 @@ class TestCost:
         alone = {"num_threads": 1, "display_progress": False}
         dspy.Evaluate(devset=devset, metric=lambda *_: 1.0, **alone)(desk)
         assert sorted(read) == sorted(set(read))
+
+    def test_runs_of_which_nothing_can_be_told_are_judged_once(
+        self, memory: hs.StepMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[int] = []
+        search = hs.StepMemory.search
+
+        def counted(self: Any, *args: Any, **options: Any) -> Any:
+            asked.append(len(options["where"].exclude_run_id or ()))
+            return search(self, *args, **options)
+
+        monkeypatch.setattr(hs.StepMemory, "search", counted)
+        desk = experienced(memory, group=lambda inputs: inputs["question"][50:] or None)
+        with hs.record(memory, scope="mine"):
+            desk(question="Once " * 20)
+            asked.clear()
+            desk(question="Another time " * 20)
+        assert min(asked) >= len(WORK), "they are left out of the first search"
+        assert desk.last_recall() == []
