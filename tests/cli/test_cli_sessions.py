@@ -83,7 +83,9 @@ def test_a_session_that_was_only_recorded_is_listed_and_read_as_its_runs(
     asked = {"purpose": "answer", "arguments": {"question": "Which gate?"}}
     with hs.StepMemory(file, embedder="hashing") as memory:
         memory.add(
-            hs.AgentStep(step_type="Action", inputs=asked, run_id="r", session_id="notebook")
+            hs.AgentStep(
+                step_type=hs.AgentStepType.Action, inputs=asked, run_id="r", session_id="notebook"
+            )
         )
     assert "Which gate?" in printed(capsys, "sessions", "--db", file)
     [row] = json.loads(printed(capsys, "sessions", "--json", "--db", file))

@@ -26,7 +26,7 @@ pytest.importorskip("fastapi", reason="the page is served by the extra `server`"
 pytest.importorskip("playwright.sync_api", reason="drives a browser")
 
 from server_cases import BROWSER, TOKEN, Served, fill, serving, until
-from test_page import browser, page  # noqa: F401 - fixtures
+from test_page import browser, page  # noqa: F401 - fixtures  # pyright: ignore[reportUnusedImport]
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
