@@ -27,6 +27,11 @@ from tests.server_cases import BROWSER, QUIET, TOKEN, serving
 
 FOLDER = Path(__file__).parent.parent / ".github" / "docs"
 WIDTH = 1200
+WINDOWS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
+    "small": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
+}
 CELL = """<!doctype html><meta charset="utf-8"><body style="margin:16px;background:#fff">
 <pre style="font:13px/1.5 Menlo,Consolas,monospace;background:#f6f6f6;border:1px solid #ddd;
 border-radius:4px;padding:8px 12px;margin:0 0 12px">with hs.record(memory) as run:
@@ -121,7 +126,7 @@ def notebook(browser: Any, memory: hs.StepMemory) -> None:
 
 def server_page(browser: Any, memory: hs.StepMemory) -> None:
     """Draw the server's page after a question was answered."""
-    page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
+    page = browser.new_page(**WINDOWS["light"])
     with serving(memory, AirlineDesk()) as served:
         page.goto(f"{served.address}/#token={TOKEN}")
         page.get_by_role("button", name="New").click()
@@ -133,13 +138,6 @@ def server_page(browser: Any, memory: hs.StepMemory) -> None:
         page.get_by_role("link", name="More like this").wait_for()
         page.screenshot(path=FOLDER / "page.png")
         page.close()
-
-
-WINDOWS: dict[str, dict[str, Any]] = {
-    "light": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
-    "dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
-    "small": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
-}
 
 
 class Broken(dspy.Module):
