@@ -99,6 +99,8 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("POST", "/runs/{run_id}/consent"): [
         Asked("/runs/{run}/consent", {"call_id": "c", "allowed": True})
     ],
+    ("POST", "/runs/{run_id}/score"): [Asked("/runs/{run}/score", {"value": 0.5})],
+    ("POST", "/steps/{step_id}/score"): [Asked("/steps/{step}/score", {"value": 0.5})],
     ("GET", "/metrics"): [Asked("/metrics")],
 }
 
