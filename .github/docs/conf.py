@@ -64,6 +64,13 @@ def _as_rst(_app: Any, what: str, _name: str, _object: Any, _opt: Any, lines: li
     lines[:] = text.split("\n")
 
 
+def _add_contents(_app: Any, name: str, source: list[str]) -> None:
+    """Make the site's contents of the links of the first page, which a repository shows as links."""
+    if name == "index":
+        pages = dict.fromkeys([*re.findall(r"^\* \[.+?\]\((\w+)\.md\)", source[0], re.M), "api"])
+        source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+
+
 def _keep_pictures(app: Any, exception: Exception | None) -> None:
     """Write the plots of the notebook to `_static/plots`, each under its function's name."""
     if exception is not None or app.builder.format != "html":
@@ -80,6 +87,7 @@ def _keep_pictures(app: Any, exception: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     """Connect the functions above to Sphinx."""
+    app.connect("source-read", _add_contents)
     app.connect("build-finished", _keep_pictures)
     app.connect("autodoc-process-signature", _without_signature)
     app.connect("autodoc-process-docstring", _as_rst, priority=400)  # napoleon comes at 500
