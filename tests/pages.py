@@ -36,6 +36,7 @@ WIDTH = 88
 MOST_LINES = 30
 """Of a longer output the beginning is shown."""
 
+_CUT: dict[str, Any] = {"subsequent_indent": "    ", "max_lines": 3, "placeholder": " …"}
 _BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```output\n(?P<output>.*?)^```\n)?", re.M | re.S
 )
@@ -116,7 +117,7 @@ def _cut(output: str) -> str:
     lines: list[str] = []
     bars = re.compile(r"^.*\r.*\n", re.M)
     for line in bars.sub("", output).strip("\n").split("\n"):
-        wrapped = wrap(line, WIDTH, subsequent_indent="    ", max_lines=3, placeholder=" …")
+        wrapped = wrap(line, WIDTH, break_on_hyphens=False, **_CUT)
         lines += wrapped if len(line) > WIDTH else [line.rstrip()]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES - 6 :] = [f"… ({len(lines) - MOST_LINES + 6} more lines)"]

@@ -84,6 +84,15 @@ def test_the_example_of_the_conformance_kit_is_a_whole_test_file(tmp_path: Path)
     assert re.search(r"^\d{3} passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("page", DOCS.glob("from_*.md"), ids=lambda page: page.stem)
+def test_what_you_write_instead_stands_in_code_that_runs(page: Path) -> None:
+    code = "\n".join(blocks(page, "python"))
+    rows = re.findall(r"^\| .+ \| (.+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    calls = [call for row in rows for call in re.findall(r"`([^`]+[)\]])`", row)]
+    assert len(calls) > 3
+    assert [call for call in calls if call not in code] == []
+
+
 def test_every_page_is_in_the_contents() -> None:
     contents = (DOCS / "index.md").read_text("utf-8")
     assert len(PAGES) > 8
