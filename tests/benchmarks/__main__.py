@@ -35,6 +35,7 @@ _QUESTIONS = {
     "plans": "What plans of small steps save beside a full history, and whether the work is done.",
     "streams": "How many readers one run can have, and what each costs the server.",
     "walks": "How many files and calls of the package one thing enters.",
+    "install": "What `pip install .` brings, how heavy it is, and which dependency brings it.",
     "readme": "Measure everything and write the numbers into README and documentation here.",
 }
 """The commands, which are modules of `tests.benchmarks`."""
