@@ -43,7 +43,6 @@ from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.settings import AtLeastOne, Count, Counter, checked
 from hybridagi_steps.planning.step_prompts import (
-    BROKEN_ARGUMENTS,
     FILE_TOKENS,
     INSTRUCTIONS,
     CarryOutStep,
@@ -65,6 +64,7 @@ from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import first_line
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.running.stopping import own_cancellation
+from hybridagi_steps.running.tool_calls import check_json
 from hybridagi_steps.token_counters import CounterChoice
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
@@ -383,11 +383,7 @@ def in_own_thread(call: Callable[[], T], name: str) -> Future[T]:
 
 def _check_arguments(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
     """Name what is missing or broken as the model knows it."""
-    if list(arguments) == [BROKEN_ARGUMENTS] and BROKEN_ARGUMENTS not in (tool.args or {}):
-        raise ToolInputError(
-            f"the arguments of {tool.name} are no JSON object, and nothing was called; give them "
-            f"again, whole. They were: {arguments[BROKEN_ARGUMENTS]!s:.200}"
-        )
+    check_json(tool, arguments)
     parameters = inspect.signature(tool.func).parameters.values()
     missing = [
         parameter.name

@@ -25,13 +25,12 @@ from hybridagi_steps.planning.plan import PlanStep, PlanStepType
 from hybridagi_steps.planning.usage import plain_call
 from hybridagi_steps.programs.adapters import with_retries
 from hybridagi_steps.protocols import TokenCounter
+from hybridagi_steps.running.tool_calls import BROKEN_ARGUMENTS
 from hybridagi_steps.workspace.workspace import Workspace
 
 FILE_TOKENS = 8_000
 """Tokens that the contents of all files of a step may take together."""
 
-BROKEN_ARGUMENTS = "partial_json"
-"""Under which name DSPy's own client gives arguments of a call that are no JSON."""
 _SHARED_FILE_TOKENS = 200
 """How far a file may exceed what is wanted of it."""
 _SHARED_FILES = "Files as they were when the plan began; a brief shows those that have changed"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import asynccontextmanager, contextmanager
@@ -25,6 +25,7 @@ import anyio.to_thread
 import dspy
 
 from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.errors import ToolInputError
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.recording.step_writer import announcing
 from hybridagi_steps.running.active_run import RUN, ActiveRun
@@ -51,6 +52,8 @@ from hybridagi_steps.running.turn import ToolTurn
 
 _CLOSING: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
 """Tools by which agents say that they are done; no message tells of them."""
+BROKEN_ARGUMENTS = "partial_json"
+"""Under which name DSPy's own client gives arguments of a call that are no JSON."""
 _inside: ContextVar[ActiveRun | None] = ContextVar("hybridagi_steps_tool", default=None)
 """The run whose tool is running: tools that it calls in turn get no messages."""
 _plain_call: Callable[..., Any] = dspy.Tool.__call__
@@ -82,6 +85,19 @@ def idempotent(tool: Any) -> Any:
 def is_idempotent(tool: object) -> bool:
     """Whether a tool was declared idempotent."""
     return getattr(getattr(tool, "func", tool), "idempotent", False) is True
+
+
+def check_json(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
+    """Name arguments that a model wrote as no JSON; DSPy would call them an unknown argument.
+
+    Raises:
+        ToolInputError: They are no JSON object.
+    """
+    if list(arguments) == [BROKEN_ARGUMENTS] and BROKEN_ARGUMENTS not in (tool.args or {}):
+        raise ToolInputError(
+            f"the arguments of {tool.name} are no JSON object, and nothing was called; give them "
+            f"again, whole. They were: {arguments[BROKEN_ARGUMENTS]!s:.200}"
+        )
 
 
 async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any:
@@ -169,13 +185,18 @@ def _copy(
     def told(**_: object) -> Any:
         return None if known is None else known.value
 
-    function = timed(run, tool) if known is None else told
+    function, free = timed(run, tool) if known is None else told, tool.has_kwargs
     if known is None and call.step_id in run.marks:
         refuse = partial(run.marks.pop, call.step_id, None)
         function = looked_at(run.line.memory, function, refuse)
+    try:
+        check_json(tool, call.arguments)
+    except ToolInputError as error:
+        run.marks.pop(call.step_id, None)
+        function, free = partial(_raised, error), True
     # Recorders know the function as that of the tool.
     setattr(function, "__wrapped__", tool.func)  # noqa: B010 - functions have it when they wrap
-    return tool.model_copy(update={"func": function})
+    return tool.model_copy(update={"func": function, "has_kwargs": free})
 
 
 def _known(run: ActiveRun, tool: dspy.Tool, call: ToolTurn) -> EarlierResult | None:
@@ -287,6 +308,10 @@ def _entered(run: ActiveRun) -> Generator[None]:
         yield
     finally:
         _inside.reset(token)
+
+
+def _raised(error: ToolInputError, **_: object) -> None:
+    raise error
 
 
 def _denial(**_: object) -> str:

@@ -16,6 +16,7 @@ import pytest
 from runner_cases import (
     SEARCHES,
     SyncAgent,
+    answering,
     check_stream,
     kinds,
     messages,
@@ -26,6 +27,7 @@ from runner_cases import (
 )
 
 from hybridagi_steps import StepEventType, StepMemory
+from hybridagi_steps.errors import ToolInputError
 from hybridagi_steps.running.limits import StepRunnerConfig, ToolRequest
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.testing import ScriptedLM
@@ -393,3 +395,30 @@ def test_values_of_tools_are_texts_or_json(memory: StepMemory) -> None:
     program = dspy.ReAct(QA, tools=[search])
     run(StepRunner(program, memory), "chat", "?", ScriptedLM(SEARCHES))
     assert messages(memory, "chat")[2].content == '{"hits":[1,2],"of":"x"}'
+
+
+def test_arguments_that_are_no_json_are_named_as_such(memory: StepMemory) -> None:
+    called: list[str] = []
+
+    def note(text: str) -> str:
+        """Note a text."""
+        called.append(text)
+        return "noted"
+
+    async def program(messages: list[dict[str, Any]]) -> str:
+        broken = {"partial_json": '{"text": "half of'}  # as DSPy's client gives it
+        for call in (dspy.Tool(note).acall, dspy.asyncify(dspy.Tool(note))):
+            with pytest.raises(ToolInputError, match="arguments of note are no JSON object"):
+                await call(**broken)
+        return "done"
+
+    events = run(StepRunner(program, memory), "chat", "Note it", answering("x"))
+    results = [step.content for step in messages(memory, "chat") if step.is_tool_step()]
+    assert len(results) == 2
+    assert called == []
+    assert all("are no JSON object" in str(each) for each in results)
+    failed = [step for step in memory.run(events[0].run_id).steps if step.tool == "note"]
+    assert [step.outputs["error"]["type"] for step in failed if step.outputs] == [
+        "ToolInputError"
+    ] * 2
+    assert (events[-1].data or {})["metrics"]["tool_errors"] == 2
