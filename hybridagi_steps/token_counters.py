@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -178,7 +179,7 @@ def token_counter(counter: CounterChoice = "auto") -> TokenCounter:
     Args:
         counter: A counter or a function from text to a number; `estimate`; `tiktoken` or
             `tiktoken:ENCODING`; the path of a `tokenizer.json`; or `auto`: tiktoken if it and its
-            vocabulary are on this machine already, else the estimate.
+            vocabulary are on this machine already, else the estimate; chosen once a process.
 
     Raises:
         InvalidSettingError: None of these.
@@ -192,7 +193,7 @@ def token_counter(counter: CounterChoice = "auto") -> TokenCounter:
         raise InvalidSettingError(f"{counter!r} is no token counter.")
     name = os.fspath(counter)
     if name == "auto":
-        return _local_tiktoken() or EstimatingCounter()
+        return _of_this_process()
     if name == "estimate":
         return EstimatingCounter()
     kind, _, encoding = name.partition(":")
@@ -265,6 +266,12 @@ def _checked(counted: Any, counter_id: str) -> int:
             "at least 0, such as lambda text: len(text.split())."
         )
     return number
+
+
+@cache
+def _of_this_process() -> TokenCounter:
+    """Choose once: counts of before and after somebody fetched a vocabulary must compare."""
+    return _local_tiktoken() or EstimatingCounter()
 
 
 def _local_tiktoken() -> TokenCounter | None:

@@ -60,10 +60,10 @@ def measure(extra: str = "") -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = json.loads(told.stdout)
     for tool in ("pip", "setuptools"):
         found.pop(tool, None)
-    return {**conditions(), "extra": extra, "packages": found, "parts": _parts(found)}
+    return {**conditions(), "extra": extra, "packages": found, "parts": parts_of(found)}
 
 
-def _parts(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def parts_of(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what each direct dependency weighs: with all it needs, and what it alone brings."""
     whole = {name: _closure(name, found) for name in [_ITSELF, *found[_ITSELF]["needs"]]}
     whole[_ITSELF] = {_ITSELF}

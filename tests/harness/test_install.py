@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.benchmarks.install import _parts, tables
+from tests.benchmarks.install import parts_of, tables
 
 
 def package(size: int, *needs: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def test_a_package_that_two_dependencies_need_is_nobodys_alone() -> None:
         "wordllama": package(30, "numpy"),
         "numpy": package(50),
     }
-    parts = _parts(found)
+    parts = parts_of(found)
     assert parts["dspy-ai"]["alone"] == ["dspy-ai", "litellm"]
     assert parts["wordllama"]["alone_bytes"] == 30_000_000
     assert parts["wordllama"]["bytes"] == 80_000_000
