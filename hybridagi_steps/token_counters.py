@@ -193,7 +193,7 @@ def token_counter(counter: CounterChoice = "auto") -> TokenCounter:
         raise InvalidSettingError(f"{counter!r} is no token counter.")
     name = os.fspath(counter)
     if name == "auto":
-        return _of_this_process()
+        return process_counter()
     if name == "estimate":
         return EstimatingCounter()
     kind, _, encoding = name.partition(":")
@@ -269,7 +269,7 @@ def _checked(counted: Any, counter_id: str) -> int:
 
 
 @cache
-def _of_this_process() -> TokenCounter:
+def process_counter() -> TokenCounter:
     """Choose once: counts of before and after somebody fetched a vocabulary must compare."""
     return _local_tiktoken() or EstimatingCounter()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,18 @@ from hybridagi_steps.token_counters import (
     MessageCounter,
     TokenizerFileCounter,
     is_estimate,
+    process_counter,
     token_counter,
 )
+
+
+@pytest.fixture(autouse=True)
+def chosen_anew() -> Iterator[None]:
+    """Let each test choose the counter of its process."""
+    process_counter.cache_clear()
+    yield
+    process_counter.cache_clear()
+
 
 TEXT = "The seat 14C costs 120.50 EUR; ask Élodie."
 
@@ -106,6 +116,12 @@ def test_tiktoken_is_used_where_its_vocabulary_is(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_downloaded_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     assert token_counter().counter_id == EstimatingCounter.counter_id
+
+
+def test_one_counter_counts_for_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = token_counter()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", cached_vocabularies() or "/nowhere")
+    assert token_counter() is before
 
 
 def test_the_estimate_is_near_for_real_messages(
