@@ -96,7 +96,7 @@ def _output(code: str, names: dict[str, Any], where: str) -> str:
             value = _run(ast.Expression(last.value), "eval", names, where)
         else:
             _run(tree, "exec", names, where)
-        if value is not None:
+        if value is not None and not isinstance(value, dspy.Module):
             print(pformat(value, width=WIDTH, sort_dicts=False) if plain(value) else repr(value))
     return printed.getvalue().replace(str(Path.cwd()), "/work")
 
