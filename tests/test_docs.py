@@ -84,7 +84,7 @@ def test_the_example_of_the_conformance_kit_is_a_whole_test_file(tmp_path: Path)
     assert re.search(r"^\d{3} passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", DOCS.glob("from_*.md"), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted(DOCS.glob("from_*.md")), ids=lambda page: page.stem)
 def test_what_you_write_instead_stands_in_code_that_runs(page: Path) -> None:
     code = "\n".join(blocks(page, "python"))
     rows = re.findall(r"^\| .+ \| (.+) \|$", page.read_text("utf-8"), re.MULTILINE)
