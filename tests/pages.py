@@ -41,6 +41,8 @@ _BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```output\n(?P<output>.*?)^```\n)?", re.M | re.S
 )
 _CHANGING = [
+    (re.compile(r"(?:\b[0-9a-f]+[0-9a-f-]*)?…"), ""),
+    (re.compile(r"\b\d\d-\d\d \d\d:\d\d\b"), "TIME"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}\b|\b[0-9a-f]{6,}\b"), "ID"),
     (
         re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?(?:\+00:00|Z| UTC)?"),

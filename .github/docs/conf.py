@@ -65,9 +65,9 @@ def _as_rst(_app: Any, what: str, _name: str, _object: Any, _opt: Any, lines: li
 
 
 def _add_contents(_app: Any, name: str, source: list[str]) -> None:
-    """Make the site's contents of the links of the first page, which a repository shows as links."""
+    """Make the contents of the links of the first page, which a repository shows as links."""
     if name == "index":
-        pages = dict.fromkeys([*re.findall(r"^\* \[.+?\]\((\w+)\.md\)", source[0], re.M), "api"])
+        pages = dict.fromkeys([*re.findall(r"\]\((\w+)\.md\)", source[0]), "api"])
         source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
 
 

@@ -97,7 +97,7 @@ def scripted_lm(script: Script | Mapping[str, Any] | None = None, **options: Any
         `dspy.configure(lm=hs.testing.scripted_lm({"answer": "In the harbour."}))`
     """
     if isinstance(script, Mapping):
-        script = _Fields(script)
+        script = _Fields(cast("Mapping[str, Any]", script))
     return ScriptedLM(plausible_reply if script is None else script, **options)
 
 
@@ -149,7 +149,7 @@ class _Fields:
         self._answers = dict(answers)
         self._turns: dict[str, Iterator[Any]] = {
             name: cycle(cast("list[Any]", value))
-            if isinstance(value, list) and value
+            if value and type(value) is list
             else repeat(value)
             for name, value in answers.items()
         }

@@ -281,7 +281,10 @@ def test_lists_of_steps_print_as_a_tree_and_what_was_found_as_a_table() -> None:
         for run_id in ("monday", "tuesday"):
             memory.add(
                 hs.AgentStep(
-                    step_type="Action", inputs=asked, outputs={"result": "done"}, run_id=run_id
+                    step_type=hs.AgentStepType.Action,
+                    inputs=asked,
+                    outputs={"result": "done"},
+                    run_id=run_id,
                 )
             )
         one, both = memory.run("monday"), memory.find()
