@@ -113,6 +113,7 @@ def _signature(name: str, thing: Any) -> str:
     ]
     gives = _as_written(shown.return_annotation)
     text = str(shown.replace(parameters=parameters, return_annotation=gives))
+    text = re.sub(r"<function (\w+) at 0x\w+>", r"\1", text)
     text = text.removesuffix(" -> None") if bool(inspect.isclass(thing)) else text
     if len(text) + len(name) > 88:
         text = re.sub(r"^\((.*)\)( -> .*)?$", _in_lines, text)
