@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pydantic
 
@@ -170,9 +170,10 @@ def _fields(model: type[pydantic.BaseModel]) -> Iterator[str]:
     if not fields:
         return
     yield "\n| field | type | |\n| --- | --- | --- |\n"
+    kinds = get_type_hints(model)  # without what validates them
     for name, field in fields.items():
-        kind = getattr(field.annotation, "__name__", None) if _is_plain(field.annotation) else None
-        shown = (kind or str(field.annotation)).replace("typing.", "")
+        plain = _is_plain(kinds[name])
+        shown = kinds[name].__name__ if plain else str(kinds[name]).replace("typing.", "")
         shown = re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", shown).replace("|", "\\|")
         about = " ".join((field.description or "").split()).replace("|", "\\|")
         yield f"| `{name}` | {shown} | {about} |\n"
