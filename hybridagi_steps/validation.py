@@ -298,7 +298,7 @@ Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | StepHolder"
 """One step, several, or what holds them."""
 StepId = UUID | str
 """A UUID and its text are the same id."""
-_MOST = 2**63 - 1
+_MOST = 2**62 - 1  # two of them are a number that databases have
 """The largest number of a database."""
 
 

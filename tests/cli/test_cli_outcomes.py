@@ -87,11 +87,11 @@ def test_runs_say_how_they_ended_and_what_they_took(
                 )
     assert main(["runs", "--db", path, "--json"]) == 0
     told = {run["run_id"]: run for run in json.loads(capsys.readouterr().out)}
-    assert [told[run]["status"] for run in ("done", "cut")] == ["error", "unfinished"]
+    assert [told[run]["status"] for run in ("done", "cut")] == ["failed", "interrupted"]
     assert {(run["tokens"], run["cost"]) for run in told.values()} == {(1_234, 0.0125)}
     assert main(["runs", "--db", path]) == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("unfinished", "1,234", "$0.0125"))
+    assert all(word in shown for word in ("interrupted", "1,234", "$0.0125"))
 
 
 @pytest.mark.parametrize("condition", [["--session", "nobody"], ["--run", "nobody"]])

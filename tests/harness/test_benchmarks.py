@@ -231,7 +231,10 @@ def test_words_agree_with_sqlite_where_weights_do() -> None:
 def test_the_recorder_is_measured_on_steps_that_were_stored() -> None:
     result = recorder.measure(rounds=2, runs=1, peers="none")
     assert result["steps_per_run"] == 5
-    assert list(result["times"]) == ["alone", "no-op callback", "recorder, no store", "recorder"]
+    assert list(result["times"]) == [
+        *("alone", "no-op callback", "recorder, no store", "recorder"),
+        "recorder, prompts kept",
+    ]
     assert all(value > 0 for value in leaves(result["times"]))
 
 

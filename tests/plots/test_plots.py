@@ -286,8 +286,10 @@ class TestTimeline:
         self, memory: hs.StepMemory
     ) -> None:
         memory.add([action("old", run_id="first"), action("older", run_id="first")])
-        memory.add(action("new", run_id="second", scope="evaluate:1"))
+        memory.add(action("new", run_id="second"))
+        memory.add(action("tried", run_id="trial", scope="evaluate:1"))
         assert [name.strip() for name in rows_of(plots.timeline(memory))] == ["0 new"]
+        assert [name.strip() for name in rows_of(plots.timeline(memory, "trial"))] == ["0 tried"]
         assert len(rows_of(plots.timeline(memory, "first"))) == 2
         assert len(rows_of(plots.timeline(memory.run("first")))) == 2
         with pytest.raises(UnknownRunError, match="third"):

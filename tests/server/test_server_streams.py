@@ -283,7 +283,7 @@ class TestRetry:
             served.chat("talk", "Hello")
             problem(served.client.post("/sessions/none/retry", json={"sequence": 1}), 404)
             problem(served.client.post("/sessions/talk/retry", json={"sequence": 9}), 404)
-            problem(served.client.post("/sessions/talk/retry", json={"sequence": 2}), 422)
+            problem(served.client.post("/sessions/talk/retry", json={"sequence": 0}), 422)
             problem(served.client.post("/sessions/none/resume"), 404)
             assert served.client.post("/sessions/talk/resume").status_code == 204
             assert len(served.client.get("/sessions/talk/attempts").json()["attempts"]) == 1

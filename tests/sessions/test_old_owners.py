@@ -51,6 +51,7 @@ def old_database(address: str) -> str | Path:
     write(address)
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("SET search_path TO hybridagi_steps")
+        connection.execute("DROP TABLE prompt, prompt_part, prompt_use")
         connection.execute("DROP INDEX session_of_user")
         connection.execute("ALTER TABLE session DROP COLUMN user_id")
         connection.execute("UPDATE session SET checksum = NULL")
