@@ -26,10 +26,10 @@ from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields
 from tests.server_cases import BROWSER, QUIET, TOKEN, serving
 
 FOLDER = Path(__file__).parent.parent / ".github" / "docs"
-WIDTH = 1200
+WIDTH = 1440
 WINDOWS: dict[str, dict[str, Any]] = {
-    "light": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
-    "dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
+    "light": {"viewport": {"width": WIDTH, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": WIDTH, "height": 900}, "color_scheme": "dark"},
     "small": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
 }
 CELL = """<!doctype html><meta charset="utf-8"><body style="margin:16px;background:#fff">

@@ -73,7 +73,7 @@ def test_the_pictures_load_quickly_and_are_of_one_width() -> None:
     pictures = [(ROOT / name).read_bytes() for name in re.findall(r"!\[.+\]\((.+)\)", README)]
     assert len(pictures) == 2
     assert max(map(len, pictures)) <= 200_000
-    assert {int.from_bytes(picture[16:20]) for picture in pictures} == {1200}  # in the PNG's head
+    assert {int.from_bytes(picture[16:20]) for picture in pictures} == {1440}  # in the PNG's head
 
 
 def test_the_commands_of_the_readme_exist() -> None:
