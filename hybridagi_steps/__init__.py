@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         build_context_from_steps,
         get_context_summary,
     )
+    from hybridagi_steps.context.user_profiles import UserProfiles
     from hybridagi_steps.dspy_types import (
         AgentStepList,
         Query,
@@ -166,6 +167,7 @@ __all__ = [
     "StepsJSONAdapter",
     "StepsXMLAdapter",
     "ToolRequest",
+    "UserProfiles",
     "WithExperience",
     "Workspace",
     "active_run_ids",
@@ -268,6 +270,7 @@ _HOMES: dict[str, str | None] = {
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.limits",
+    "UserProfiles": "context.user_profiles",
     "WithExperience": "optimize.with_experience",
     "Workspace": "workspace.workspace",
     "active_run_ids": "recording",

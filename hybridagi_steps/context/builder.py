@@ -34,6 +34,8 @@ from hybridagi_steps.context.sources import (
     recallable,
     session_source,
     source_of,
+    timed,
+    tokens_of,
 )
 from hybridagi_steps.errors import ContextBudgetError, InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
@@ -151,6 +153,7 @@ class ContextBuilder:
         aim: Aim | None = None,
         layout: LayoutName = "recent",
         cache_weight: float = 0.1,
+        message_times: bool = False,
     ) -> None:
         """Set what every context of this builder gets.
 
@@ -177,6 +180,7 @@ class ContextBuilder:
                 serves most. In both stand, in order, system prompt, history, recall, newest unit.
             cache_weight: What a token costs that comes from the provider's prompt cache, beside a
                 fresh one, for `receipt.weighted_tokens`: 0.1 with Anthropic, OpenAI 0.1 to 0.5.
+            message_times: Whether users' messages begin with the minute they were said in, UTC.
 
         Raises:
             InvalidMemoryError: The memory is none.
@@ -188,13 +192,11 @@ class ContextBuilder:
             raise InvalidMemoryError(memory, "repository()", "search()")
         _check_numbers(budget=(budget, 1), k=(k, 0), recent=(recent, 1))
         self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
-        self.where = None if where is None else StepFilter.of(where)
-        if trust is not None:
-            self.where = StepFilter(trust=trust).and_(self.where or StepFilter())
+        self.where = _recallable(where, trust)
         _check_layout(layout, aim, cache_weight)
         self.aim: Aim | None = aim
         self.layout: LayoutName = layout
-        self.cache_weight = cache_weight
+        self.cache_weight, self.message_times = cache_weight, message_times
         self._sent = SentPrompts()
         self._count = MessageCounter(token_counter(counter))
 
@@ -241,7 +243,7 @@ class ContextBuilder:
         if standing:
             receipt.drop(partial(stands_in_summary, source, standing))
         # Copies, so that nobody can change what is remembered of the session.
-        shown = [own_copy(step) for step in layout.messages(source.session_id)]
+        shown = [own_copy(step) for step in self._messages(layout, source)]
         receipt.notes += [f"{step.id}: {note}" for step in shown for note in media_notes(step)]
         messages = openai_messages(system, shown)
         sent = self._sent.shared(source.session_id, messages, self._count)
@@ -256,7 +258,7 @@ class ContextBuilder:
         """
         system, units, _, costs, room = self._measured(source, None)
         layout = self._planned(units, costs, room)
-        return system, layout.messages(source.session_id)
+        return system, self._messages(layout, source)
 
     def compact(
         self,
@@ -305,10 +307,23 @@ class ContextBuilder:
         system = system if system_prompt is None else system_prompt
         units, standing = replaced(known)
         costs = source.tokens(units, self._count)
+        if self.message_times:
+            costs = [self._timed_costs(*each) for each in zip(units, costs, strict=True)]
         needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
         if needed > self.budget:
             raise ContextBudgetError(needed, self.budget)
         return system, units, standing, costs, self.budget - needed
+
+    def _timed_costs(self, unit: Unit, costs: Sequence[int]) -> list[int]:
+        messages = zip(unit.messages, map(timed, unit.messages), costs, strict=True)
+        return [
+            cost if shown is said else tokens_of(shown, self._count)
+            for said, shown, cost in messages
+        ]
+
+    def _messages(self, layout: Layout, source: Source) -> list[Step]:
+        messages = layout.messages(source.session_id)
+        return [timed(message) for message in messages] if self.message_times else messages
 
     def _laid_out(
         self,
@@ -380,6 +395,11 @@ class ContextBuilder:
             return None
         text = {"content": block_text(made.steps)}
         return Quoted(made, self._count.message(text))
+
+
+def _recallable(where: Where, trust: Trust | None) -> StepFilter | None:
+    own = None if where is None else StepFilter.of(where)
+    return own if trust is None else StepFilter(trust=trust).and_(own or StepFilter())
 
 
 def _check_numbers(budget: tuple[object, int], **optional: tuple[object, int]) -> None:

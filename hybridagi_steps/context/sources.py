@@ -31,7 +31,7 @@ from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
-from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.records.message import MessageRole, Step, in_utc
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, only_user
 from hybridagi_steps.sessions.session_checks import check_session
@@ -102,7 +102,7 @@ class Source:
             unit.costs = (
                 counter_id,
                 [
-                    _tokens_of(message, counter)
+                    tokens_of(message, counter)
                     if unit.notes
                     else self._cost(message, counter, fresh)
                     for message in unit.messages
@@ -118,11 +118,11 @@ class Source:
     ) -> int:
         """Return the tokens of a message that goes out as it is; note those that were not known."""
         if self.counts is None:
-            return _tokens_of(message, counter)
+            return tokens_of(message, counter)
         kept_as = _kept_as(message, counter.counter.counter_id)
         known = self.counts.setdefault(kept_as, {})
         if (cost := known.get(message.id)) is None:
-            cost = known[message.id] = _tokens_of(message, counter)
+            cost = known[message.id] = tokens_of(message, counter)
             fresh.setdefault(kept_as, {})[message.id] = cost
         return cost
 
@@ -233,7 +233,19 @@ def _kept_as(message: Step, counter_id: str) -> str:
     return counter_id if alike else counter_id + _BOTH_FORMS
 
 
-def _tokens_of(message: Step, counter: MessageCounter) -> int:
+def timed(message: Step) -> Step:
+    """Return a user's message with its time before what it says; any other as it is."""
+    synthetic = (message.metadata or {}).get(SYNTHETIC)
+    if not message.content or synthetic or not message.is_user_step():
+        return message
+    when = f"[{in_utc(message.created_at):%Y-%m-%d %H:%M} UTC]"
+    if isinstance(message.content, str):
+        return message.model_copy(update={"content": f"{when} {message.content}"})
+    parts = [{"type": "text", "text": when}, *message.content]
+    return message.model_copy(update={"content": parts})
+
+
+def tokens_of(message: Step, counter: MessageCounter) -> int:
     """Return the tokens of a message: of OpenAI's form, and of what only Anthropic's has besides.
 
     That is thinking, and parts for which OpenAI's form has no more than their name.

@@ -82,6 +82,10 @@ class StepRunnerConfig:
     termination_summary: bool = False
     """Whether a run that hit a limit ends with one more LM call that sums up what was done."""
 
+    message_times: bool = False
+    """Whether earlier messages of a user begin with the minute they were said in, UTC."""
+    user_profile: bool = False
+    """Whether programs are told the profile of the session's owner; see `UserProfiles`."""
     keep_prompts: bool = False
     """Whether what models are sent and give is kept beside the AgentSteps: `memory.prompt_of`."""
 

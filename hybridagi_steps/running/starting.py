@@ -16,6 +16,7 @@ from uuid import UUID
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.context.sources import Source, with_user
+from hybridagi_steps.context.user_profiles import UserProfiles, profile_note
 from hybridagi_steps.errors import (
     ContextBudgetError,
     InvalidSettingError,
@@ -176,27 +177,43 @@ def _history(run: ActiveRun, before: History | None) -> Callable[[], Messages]:
 
     Imported ones are taken in advance: every step of the run has to name them, the first one too.
     """
-    history = cache(partial(earlier, run, before))
+    history = cache(partial(earlier, run, before, _profile(run)))
     if any(source_of(step.metadata) for step in (before.messages if before else ())):
         history()
     return history
 
 
-def earlier(run: ActiveRun, before: History | None) -> Messages:
-    """Return what was said before, the newest of it that the budget holds."""
+def _profile(run: ActiveRun) -> str | None:
+    """Return what a program is told about its user: in his own sessions, nobody else may read."""
+    line, user_id = run.line, run.info.user_id
+    if not run.config.user_profile or user_id is None:
+        return None
+    if line.repository.store.session_owner(line.session_id) != user_id:
+        return None
+    return profile_note(UserProfiles(line.memory).get(user_id))
+
+
+def earlier(run: ActiveRun, before: History | None, profile: str | None = None) -> Messages:
+    """Return what was said before, the newest of it that the budget holds, after a profile."""
     if before is None:
-        return []
-    builder = ContextBuilder(budget=run.config.context_budget or _NO_LIMIT, recent=None, k=0)
+        return openai_messages(profile, [])
+    builder = ContextBuilder(
+        budget=run.config.context_budget or _NO_LIMIT,
+        recent=None,
+        k=0,
+        message_times=run.config.message_times,
+    )
     try:
         system, shown = builder.history(with_user(Source.of_history(before, run.line.session_id)))
     except ContextBudgetError as error:
         run.events.error("context", error)
-        return []
+        return openai_messages(profile, [])
     # The session's own line is no recall, but for what somebody else's file says of it.
     imported = [step for step in shown if source_of(step.metadata) is not None]
     ids = [name for step in imported for name in shown_steps(step) or [step.id]]
     run.recorder.note_recalled(dict.fromkeys(ids))
     # The program may change what it is given, and lines are shared.
+    system = "\n\n".join(text for text in (system, profile) if text)
     return [_own(message) for message in openai_messages(system, shown)]
 
 

@@ -90,7 +90,7 @@ class AskUser(GraphTool):
     Args:
         callback: Called with the question; returns the answer. Without one a language model plays
             the user.
-        persona: Whom it plays.
+        persona: Whom it plays, unless the run has a variable `user_profile`.
         user_lm: The language model that plays the user, instead of the one configured.
         options: `name` and `lm`, as every tool takes them.
 
@@ -137,7 +137,8 @@ class AskUser(GraphTool):
 
     def _asked(self, use: ToolUse, question: str) -> dict[str, Any]:
         said = [f"{message.role}: {message.content}" for message in use.session.chat_history[:-1]]
-        return {"persona": self.persona, "conversation": said, "question": question}
+        persona = use.session.variables.get("user_profile", self.persona)
+        return {"persona": shown_text(persona), "conversation": said, "question": question}
 
     def _heard(self, use: ToolUse, answer: object) -> str:
         if answer is None:
