@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         build_context_from_steps,
         get_context_summary,
     )
-    from hybridagi_steps.context.user_profiles import UserProfiles
+    from hybridagi_steps.context.sources import UserProfiles
     from hybridagi_steps.dspy_types import (
         AgentStepList,
         Query,
@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         compare_branches,
         fork_session,
     )
+    from hybridagi_steps.sessions.session_details import describe_session, session_details
     from hybridagi_steps.token_counters import token_counter
     from hybridagi_steps.workspace.tools import workspace_tools
     from hybridagi_steps.workspace.workspace import Workspace
@@ -178,6 +179,7 @@ __all__ = [
     "compare_branches",
     "compare_trials",
     "credit",
+    "describe_session",
     "edit_from_sequence",
     "embedders",
     "errors",
@@ -201,6 +203,7 @@ __all__ = [
     "rerankers",
     "retry_from_sequence",
     "run_step_executor",
+    "session_details",
     "steps_to_demos",
     "steps_to_examples",
     "testing",
@@ -270,7 +273,7 @@ _HOMES: dict[str, str | None] = {
     "StepsJSONAdapter": "programs.adapters",
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.limits",
-    "UserProfiles": "context.user_profiles",
+    "UserProfiles": "context.sources",
     "WithExperience": "optimize.with_experience",
     "Workspace": "workspace.workspace",
     "active_run_ids": "recording",
@@ -281,6 +284,7 @@ _HOMES: dict[str, str | None] = {
     "compare_branches": "sessions.repository",
     "compare_trials": "records.trials",
     "credit": "optimize.credit",
+    "describe_session": "sessions.session_details",
     "edit_from_sequence": "running.runner",
     "embedders": None,
     "errors": None,
@@ -303,6 +307,7 @@ _HOMES: dict[str, str | None] = {
     "reliability": "optimize.reliability",
     "rerankers": None,
     "retry_from_sequence": "running.runner",
+    "session_details": "sessions.session_details",
     "run_step_executor": "planning.orchestrator",
     "steps_to_demos": "optimize.demos",
     "steps_to_examples": "optimize.examples",

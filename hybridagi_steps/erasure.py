@@ -21,7 +21,7 @@ from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
-from hybridagi_steps.records.store_values import Erased
+from hybridagi_steps.records.store_values import Erased, details_id
 from hybridagi_steps.stores.prompts import forget_prompts_beyond
 from hybridagi_steps.validation import in_every_scope
 
@@ -67,6 +67,7 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
         messages, steps_gone = store.delete_session(name)
         count += steps_gone if doomed.messages else messages + steps_gone
     count += store.delete([id_text(step.id) for each in meant for step in store.iter_steps(each)])
+    store.delete([details_id(name) for name in doomed.sessions])
     forget_prompts_beyond(store, {message.session_id for message in doomed.messages})
     store.forget_revocations(where)
     left = matching - rewritten

@@ -2,7 +2,8 @@
 
 Knows what each message costs: counts are read from the store, if it keeps them for this counter,
 and what had to be counted is kept there for the next time. A message in a store never changes, so
-its count holds for good. Knows, too, whose conversation it is, and so what it may recall.
+its count holds for good. Knows, too, whose conversation it is, and so what it may recall,
+and what is told of that user.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from uuid import UUID, uuid5
 
 from hybridagi_steps.context.receipt import ReceiptEntry
 from hybridagi_steps.errors import InvalidSettingError, StorageError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps, to_messages
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.messages.media import anthropic_part, not_sent
 from hybridagi_steps.messages.parts import json_text
 from hybridagi_steps.messages.provider_out import OPENING, openai_message
@@ -28,13 +31,14 @@ from hybridagi_steps.messages.units import (
 )
 from hybridagi_steps.protocols import MessageTokenStore
 from hybridagi_steps.recording_hooks import active_user_id
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records import provenance
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, only_user
-from hybridagi_steps.sessions.session_checks import check_session
+from hybridagi_steps.sessions.session_checks import check_session, checked_user
 from hybridagi_steps.token_counters import MessageCounter
 
 log = logging.getLogger("hybridagi_steps")
@@ -42,6 +46,10 @@ log = logging.getLogger("hybridagi_steps")
 _NO_SESSION = "context"
 _BOTH_FORMS = "+both-forms"
 """Follows the counter's id where the count of a message is more than that of OpenAI's form."""
+PROFILES = "user_profile"
+"""The scope of profiles."""
+_PROFILE_IDS = UUID("6d0d5c5e-5a64-4b0e-9d8e-2f1f6f0f7a11")
+_MOST_PROFILES = 100
 _MEDIA = ("image", "document", "container_upload")
 
 
@@ -295,3 +303,72 @@ def _as_list(steps: Any) -> list[Any]:
         name = type(cast("object", steps)).__name__
         raise InvalidSettingError(f"steps are a list of AgentSteps or of Steps, not {name}.")
     return list(held if isinstance(held, list) else steps)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+class UserProfiles:
+    """The profiles of a memory's users; `StepRunnerConfig(user_profile=True)` shows them.
+
+    Each is a step in a scope of its own, which no search shows unless it is named. It names its
+    user and no session: so it is redacted like any step, erased with its user and hidden while he
+    is revoked, whatever becomes of his sessions.
+
+    Args:
+        memory: Where they are kept.
+
+    Example:
+        >>> profiles = UserProfiles(StepMemory(":memory:", embedder="hashing"))
+        >>> profiles.set("ann", "Ann books trains, never flights.")
+        >>> profiles.get("ann"), profiles.get("bob")
+        ('Ann books trains, never flights.', None)
+    """
+
+    def __init__(self, memory: StepMemory) -> None:
+        self._memory = memory
+
+    def set(self, user_id: str, text: str) -> None:
+        """Store what is to be known about a user, in place of what was; redacted like every step.
+
+        Raises:
+            InvalidSettingError: No user, or no text.
+        """
+        if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidSettingError(f"a profile is a text, not {text!r:.80}; see remove().")
+        step = AgentStep(
+            id=uuid5(_PROFILE_IDS, _user_named(user_id)),
+            step_type=AgentStepType.Action,
+            inputs={"purpose": "Know the user"},
+            outputs={"profile": text},
+            user_id=user_id,
+            scope=PROFILES,
+        )
+        self._memory.update(step)
+
+    def get(self, user_id: str) -> str | None:
+        """Return the profile of a user; None where there is none, or he is revoked.
+
+        What was imported from elsewhere is none: nobody of this memory has set it.
+        """
+        own = [step for step in self._of(user_id) if provenance.source_of(step.metadata) is None]
+        profile = (own[-1].outputs or {}).get("profile") if own else None
+        return profile if isinstance(profile, str) else None
+
+    def remove(self, user_id: str) -> bool:
+        """Delete the profile of a user; return whether there was one."""
+        return self._memory.delete([step.id for step in self._of(user_id)]) > 0
+
+    def _of(self, user_id: str) -> list[AgentStep]:
+        where = {"scope": PROFILES, "user_id": _user_named(user_id)}
+        return list(self._memory.find(where, limit=_MOST_PROFILES).steps)
+
+
+def profile_note(profile: str | None) -> str | None:
+    """Return how a profile stands in a system prompt; None for none."""
+    if profile is None or not profile.strip():
+        return None
+    return f"About the user:\n{inert(profile.strip())}"
+
+
+def _user_named(user_id: object) -> str:
+    if not isinstance(user_id, str):
+        raise InvalidSettingError(f"a profile is of a user_id, a text, not {user_id!r:.80}.")
+    return checked_user(user_id) or ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from uuid import UUID, uuid5
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ REVOKED = "revoked"
 """The scope that revoked steps show."""
 UNREVOKED = "* but revoked"
 """The scope that shows all but revoked steps: what `*` is to whoever recalls."""
+_DETAILS = UUID("2b0f5a0e-6f0b-4c55-9a35-8f3c1f1b7f42")
 MESSAGE_ROWS = 2**40
 """Rows from here on are messages of sessions: this plus the row that the message itself has."""
 
@@ -46,6 +48,11 @@ def owner(of_run: Set[str], of_sessions: Set[str]) -> str | Set[str] | None:
     known = of_run if len(of_run) == 1 else of_sessions
     users = known if len(known) == 1 else of_run | of_sessions
     return users if len(users) > 1 else next(iter(users), None)
+
+
+def details_id(session_id: str) -> str:
+    """Return the id of the step that keeps a session's title, so that who erases one finds it."""
+    return str(uuid5(_DETAILS, session_id))
 
 
 def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -223,6 +230,8 @@ class SessionSummary:
     """Whose it is; None: nobody was named when it began."""
     runs: int = 0
     """Of one that was only recorded, and has no messages and no branch: how many runs name it."""
+    title: str | None = None
+    """What people call it, where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

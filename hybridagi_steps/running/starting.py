@@ -15,8 +15,7 @@ from uuid import UUID
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder
-from hybridagi_steps.context.sources import Source, with_user
-from hybridagi_steps.context.user_profiles import UserProfiles, profile_note
+from hybridagi_steps.context.sources import Source, UserProfiles, profile_note, with_user
 from hybridagi_steps.errors import (
     ContextBudgetError,
     InvalidSettingError,

@@ -64,6 +64,8 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("GET", "/sessions/{session_id}/steps/{sequence}"): [Asked("/sessions/{session}/steps/1")],
     ("DELETE", "/sessions/{session_id}/steps"): [Asked("/sessions/{session}/steps?start_seq=1")],
     ("DELETE", "/sessions/{session_id}"): [Asked("/sessions/{session}")],
+    ("GET", "/sessions/{session_id}"): [Asked("/sessions/{session}")],
+    ("PATCH", "/sessions/{session_id}"): [Asked("/sessions/{session}", {"title": "Mine"})],
     ("POST", "/sessions/{session_id}/fork"): [Asked("/sessions/{session}/fork", {"sequence": 1})],
     ("GET", "/sessions/{session_id}/attempts"): [Asked("/sessions/{session}/attempts")],
     ("GET", "/sessions/{session_id}/compare"): [
@@ -635,3 +637,18 @@ def test_what_was_not_reached_shows_a_user_no_path(
     ]
     purged = world.served.client.post("/purge", json={"where": {"user_id": "ann"}})
     assert purged.json()["unreached"] == ["/srv/steps.db"]
+
+
+def test_titles_are_set_and_listed_for_their_own_user(world: World) -> None:
+    path = f"/sessions/{SESSION}"
+    assert world.ask("ann", "GET", path).json() == {}
+    named = {"title": f"The {SECRET}", "metadata": {"pinned": True}}
+    assert world.ask("ann", "PATCH", path, named).json() == named
+    assert world.ask("ann", "PATCH", path, {"metadata": {}}).json()["title"] == named["title"]
+    assert world.ask("ann", "PATCH", path, {"titel": "x"}).status_code == 422
+    assert world.ask("ann", "PATCH", path, {"title": "x" * 201}).status_code == 422
+    [listed] = world.ask("ann", "GET", "/sessions").json()["sessions"]
+    assert listed["title"] == named["title"]
+    assert SECRET not in world.ask("bob", "GET", "/sessions").text
+    assert SECRET not in world.ask("bob", "PATCH", path, {"title": "Mine"}).text
+    assert world.ask("ann", "GET", path).json()["title"] == named["title"]

@@ -33,6 +33,12 @@ from hybridagi_steps.server.slots import WorkRoute
 from hybridagi_steps.server.tokens import Caller
 from hybridagi_steps.server.views import filled
 from hybridagi_steps.sessions.branch_compare import BranchComparison, BranchSide, compare
+from hybridagi_steps.sessions.session_details import (
+    SessionDetails,
+    describe_session,
+    session_details,
+    with_titles,
+)
 
 router = APIRouter(tags=["sessions"], route_class=WorkRoute)
 
@@ -75,8 +81,26 @@ async def list_sessions(
     )
     found = await shared.asked("sessions", list_them)
     more = offset + limit if len(found) > limit else None
-    listed = [filled(**asdict(summary)) for summary in found[:limit]]
+    titled = await in_thread(partial(with_titles, shared.repository.store, found[:limit]))
+    listed = [filled(**asdict(summary)) for summary in titled]
     return answer(filled(sessions=listed, next_offset=more))
+
+
+@router.get("/sessions/{session_id}", response_model=SessionDetails, responses=problems(404))
+async def read_details(shared: Shared, caller: Who, session_id: SessionId) -> Response:
+    """Return the title and metadata of a session."""
+    return answer(await session_details(shared.sessions_of(caller), session_id))
+
+
+@router.patch("/sessions/{session_id}", response_model=SessionDetails, responses=problems(404, 415))
+async def change_details(
+    shared: Shared, caller: Who, session_id: SessionId, asked: SessionDetails
+) -> Response:
+    """Give a session a title, metadata or both, and return what it has; what is absent stays."""
+    made = await describe_session(
+        shared.sessions_of(caller), session_id, title=asked.title, metadata=asked.metadata
+    )
+    return answer(made)
 
 
 @router.get(SESSION + "/steps", response_model=shapes.StepPage, responses=problems(404))

@@ -1,0 +1,131 @@
+"""SessionDetails: what people call a session, and what programs note of it.
+
+They are kept as one step that is pinned to no message, under an id made of the session's. So they
+stay when a turn is made again, no search shows them, a fork has its own, and who erases a session
+knows what to erase with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.protocols import StoreBackend
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.store_values import SessionSummary, details_id
+from hybridagi_steps.sessions.repository import SessionRepository
+from hybridagi_steps.sessions.session_checks import check_session
+
+Admit = Callable[[Sequence[AgentStep]], list[AgentStep]]
+"""Checks and redacts steps."""
+DETAILS = "session_details"
+"""The scope of the steps that keep details."""
+
+
+class SessionDetails(BaseModel):
+    """The title and metadata of a session."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid", frozen=True)
+
+    title: Annotated[str, Field(max_length=200)] | None = None
+    """What people call it; an empty one takes it away."""
+    metadata: dict[str, JsonValue] | None = None
+    """Anything else, JSON values only; replaced as a whole."""
+
+    def merged(self, changed: SessionDetails) -> SessionDetails:
+        """Return these with what others say in place of what they said."""
+        told: dict[str, Any] = changed.model_dump(exclude_none=True)
+        return self.model_copy(update={**told, "title": told.get("title", self.title) or None})
+
+
+async def describe_session(
+    repo: SessionRepository,
+    session_id: str,
+    *,
+    title: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> SessionDetails:
+    """Give a session a title, metadata or both; what is None stays as it was.
+
+    Args:
+        repo: Where the session is.
+        session_id: The session.
+        title: Up to 200 characters; an empty text takes it away.
+        metadata: JSON values, in place of what there was.
+
+    Returns:
+        What the session has now, redacted like everything.
+
+    Raises:
+        UnknownSessionError: No such session.
+        NotAllowedError: The repository acts for a user whose session it is not.
+        InvalidSettingError: Title or metadata that cannot be kept.
+    """
+    check_session(session_id)
+    told = None if metadata is None else dict(metadata)
+    try:
+        changed = SessionDetails(title=title, metadata=told)
+    except ValidationError as error:
+        raise InvalidSettingError(
+            f"a title has up to 200 characters, and metadata are JSON values: {error}"
+        ) from error
+    write = partial(_describe, repo.store, session_id, changed, repo._admit)  # noqa: SLF001 - a call of the repository, too  # pyright: ignore[reportPrivateUsage]
+    return await repo._asked(session_id, write)  # noqa: SLF001 - as above  # pyright: ignore[reportPrivateUsage]
+
+
+async def session_details(repo: SessionRepository, session_id: str) -> SessionDetails:
+    """Return the title and metadata of a session, both None where nobody has set any.
+
+    Raises:
+        UnknownSessionError: No such session.
+        NotAllowedError: The repository acts for a user whose session it is not.
+    """
+    check_session(session_id)
+    read = partial(_details_of, repo.store, session_id)
+    return await repo._asked(session_id, read)  # noqa: SLF001 - as above  # pyright: ignore[reportPrivateUsage]
+
+
+def _describe(
+    store: StoreBackend, session_id: str, changed: SessionDetails, admit: Admit
+) -> SessionDetails:
+    step = AgentStep(
+        id=details_id(session_id),
+        step_type=AgentStepType.Action,
+        inputs={"purpose": "Describe a session"},
+        outputs=_details_of(store, session_id).merged(changed).model_dump(exclude_none=True),
+        user_id=store.session_owner(session_id),
+        scope=DETAILS,
+    )
+    store.append(admit([step]), replace=True)
+    return _details_of(store, session_id)
+
+
+def _details_of(store: StoreBackend, session_id: str) -> SessionDetails:
+    owner = store.session_owner(session_id)
+    found = store.get([details_id(session_id)])
+    return _read(found[0], owner) if found else SessionDetails()
+
+
+def with_titles(store: StoreBackend, sessions: Sequence[SessionSummary]) -> list[SessionSummary]:
+    """Return sessions with the titles they have."""
+    found = store.get([details_id(each.session_id) for each in sessions])
+    known = {id_text(step.id): step for step in found}
+    titled: list[SessionSummary] = []
+    for each in sessions:
+        step = known.get(details_id(each.session_id))
+        title = None if step is None else _read(step, each.user_id).title
+        titled.append(each if title is None else replace(each, title=title))
+    return titled
+
+
+def _read(step: AgentStep, owner: str | None) -> SessionDetails:
+    """Return what a step keeps; of another user than the session's owner that is nothing."""
+    if step.scope != DETAILS or step.user_id not in (None, owner):
+        return SessionDetails()
+    told = step.outputs or {}
+    return SessionDetails.model_construct(title=told.get("title"), metadata=told.get("metadata"))
