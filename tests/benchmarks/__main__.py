@@ -33,6 +33,7 @@ _QUESTIONS = {
     "context": "What a context saves beside what it must hold, and how fast it is built.",
     "sessions": "How sessions take many writers, forks and retries, beside others that keep them.",
     "plans": "What plans of small steps save beside a full history, and whether the work is done.",
+    "spans": "Where each span of MLflow's autolog stands in a memory, on the same runs.",
     "streams": "How many readers one run can have, and what each costs the server.",
     "walks": "How many files and calls of the package one thing enters.",
     "install": "What `pip install .` brings, how heavy it is, and which dependency brings it.",

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
 import numpy as np
 import pytest
 
+import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.testing import scripted_lm
 from tests.benchmarks import (
     comparison,
     recorder,
     search_peers,
+    spans,
     sync_calls,
     tables,
     write_peers,
@@ -203,6 +206,51 @@ class TestTracers:
         found = recorder.measure(rounds=10, runs=1)["peers"][TRACERS[0].name]
         assert found["spans_per_run"] == 10
         assert found["theirs_us"]["cpu"] > 0
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's database layer warns of its own future
+class TestSpans:
+    def test_every_span_of_autolog_stands_somewhere(self) -> None:
+        found = spans.measure()
+        if "missing" in found:
+            pytest.skip(found["missing"])
+        assert found["nowhere"] == []
+        assert all(found["spans"].values())
+
+    def test_a_span_without_a_step_is_nowhere(self) -> None:
+        def span(name: str, outputs: object) -> SimpleNamespace:
+            status = SimpleNamespace(status_code=SimpleNamespace(value="OK"))
+            about = {"span_id": name, "parent_id": None, "status": status}
+            return SimpleNamespace(name=name, inputs={}, outputs=outputs, **about)
+
+        with hs.StepMemory(":memory:", embedder="hashing") as memory:
+            with hs.record(memory):
+                dspy.Tool(spans.look_up)(city="Oslo")
+            kept = spans.Kept(memory)
+        traced = [span("Tool.look_up", "Oslo: rain"), span("Tool.look_up", "Oslo: rain")]
+        others = [span("Tool.look_up", "Oslo: snow"), span("Predict.forward", {"code": "1"})]
+        assert list(kept.places([*traced, *others, span("LM.__call__", ["hello"])])) == [
+            (spans.TOOL, True),
+            (spans.TOOL, False),
+            (spans.TOOL, False),
+            (spans.CODE, False),
+            (spans.PREDICTOR, False),
+            (spans.DIRECT, False),
+        ]
+
+    def test_a_missing_tracer_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(spans, "TRACERS", (fake("Nobody"),))
+        spans.report()
+        assert f"MLflow {NOT_INSTALLED}" in capsys.readouterr().out
+
+    def test_the_merges_are_documented(self) -> None:
+        page = Path(__file__).parents[2] / ".github/docs/recording.md"
+        told = page.read_text(encoding="utf-8")
+        assert [
+            kind for kind, here in spans.MERGES.items() if f"| {kind} | {here} |" not in told
+        ] == []
 
 
 def untraced(_peer: str, _durability: str) -> None:

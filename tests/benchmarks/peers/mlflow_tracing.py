@@ -31,7 +31,7 @@ class MlflowTracing:
 
     settings = "synchronous export to SQLite (rollback journal)"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **logged: bool) -> None:
         os.environ.update(_SETTINGS)
         for name in ("alembic", "mlflow"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -42,7 +42,7 @@ class MlflowTracing:
         mlflow.create_experiment("bench", artifact_location=folder.as_uri())
         mlflow.set_experiment("bench")
         before = {name: getattr(dspy.settings, name) for name in ("callbacks", "track_usage")}
-        mlflow.dspy.autolog(silent=True)
+        mlflow.dspy.autolog(silent=True, **logged)
         self._set = {name: getattr(dspy.settings, name) for name in before}
         dspy.settings.configure(**before)
 
@@ -54,6 +54,22 @@ class MlflowTracing:
         """Return how many spans are in the file."""
         with closing(sqlite3.connect(self._file)) as connection:
             return int(connection.execute("SELECT count(*) FROM spans").fetchone()[0])
+
+    def traces(self) -> list[list[Any]]:
+        """Return the spans of each trace, oldest first."""
+        import mlflow
+
+        found = mlflow.search_traces(
+            return_type="list", order_by=["timestamp_ms ASC"], max_results=10_000
+        )
+        return [trace.data.spans for trace in found]
+
+    def scores(self) -> list[float]:
+        """Return what each evaluation that was logged gave, in percent, oldest first."""
+        import mlflow
+
+        runs = mlflow.search_runs(output_format="list", order_by=["start_time ASC"])
+        return [run.data.metrics["eval"] for run in runs if "eval" in run.data.metrics]
 
     def close(self) -> None:
         """Switch autolog off."""
