@@ -127,7 +127,7 @@ def _is_same(one: UUID | str, other: UUID | str) -> bool:
 
 def _is_plain(fields: dict[str, Any]) -> bool:
     """Return whether the values of nearly every step are as they may be stored."""
-    return all((value := fields.get(name)) is None or is_json(value) for name in _VALUES)
+    return all(map(is_json, map(fields.get, _VALUES)))
 
 
 def _check_id(step: AgentStep, name: str, value: object) -> None:

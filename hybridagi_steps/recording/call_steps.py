@@ -309,7 +309,8 @@ class CallSteps:
         )
         if tail is None:
             return None
-        self._writer.write_prompts(call, tail, doing.prompts)
+        if doing.prompts:
+            self._writer.write_prompts(call, tail, doing.prompts)
         call.end_with(tail)
         return str(tail.step_id)
 
@@ -330,7 +331,8 @@ class CallSteps:
             notes={TURN: loop.turns - 1},
         )
         if tail is not None:
-            self._writer.write_prompts(agent, tail, thought.prompts)
+            if thought.prompts:
+                self._writer.write_prompts(agent, tail, thought.prompts)
             agent.path.leave(agent.strand, followed, tail)
 
 

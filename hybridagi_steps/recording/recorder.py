@@ -357,8 +357,9 @@ class StepRecorder(BaseCallback):
             call = self._shared.tree.get(call_id)
             kept = call is not None and call.labels.keep_prompts
             request = request_of(instance, inputs) if kept else None
-            heard = UsageListener.if_needed(), StreamClock.if_streamed()
-            self._shared.models[call_id] = instance, *heard, request
+            # Whoever observes the calls reads their stream, and says when it began.
+            clock = StreamClock.if_streamed() if observer is None else None
+            self._shared.models[call_id] = instance, UsageListener.if_needed(), clock, request
 
     @_guarded
     def on_lm_end(

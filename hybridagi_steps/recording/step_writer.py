@@ -163,7 +163,7 @@ class StepWriter:
 
     def write_prompts(self, call: Call, tail: Tail, prompts: Sequence[LMCall]) -> None:
         """Keep what models were asked for a step of `call` that was stored."""
-        if call.run is None or not prompts:
+        if call.run is None:
             return
         self.thread.busy = True
         try:

@@ -76,14 +76,18 @@ class RunResult(NamedTuple):
 
     @classmethod
     async def of(
-        cls, events: AsyncGenerator[StepEvent], look: Callable[[StepEvent], object]
+        cls,
+        events: AsyncGenerator[StepEvent],
+        look: Callable[[StepEvent], object] | None = None,
+        first: StepEvent | None = None,
     ) -> Self:
-        """Read a run to its end; `look` is given each event."""
+        """Read a run to its end; `look` is given each event, `first` was read already."""
         answer: Step | None = None
-        event: StepEvent | None = None
+        event = first
         async with aclosing(events):
             async for event in events:
-                look(event)
+                if look is not None:
+                    look(event)
                 if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
                     answer = event.snapshot
         assert event is not None  # noqa: S101 - a stream has a first event and a last

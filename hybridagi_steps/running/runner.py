@@ -173,15 +173,12 @@ class StepRunner:
             RunFailedError: The run failed, or was cancelled; its `result` is what there is of it.
                 `raise_on_failure=False` returns that.
         """
-        runs: dict[str, ActiveRun | None] = {}
-
-        def keep(event: StepEvent) -> None:
-            runs.setdefault(event.run_id, self._register.find(event.run_id))
-
-        result = await RunResult.of(self.run_stream(session, message, inputs=inputs), keep)
+        events = self.run_stream(session, message, inputs=inputs)
+        first = await anext(events)
+        run = self._register.find(first.run_id)
+        result = await RunResult.of(events, first=first)
         if not raise_on_failure:
             return result
-        run = runs[result.run_id]
         return result.checked(None if run is None else run.error)
 
     def as_tool(self, name: str, description: str) -> dspy.Tool:

@@ -204,6 +204,8 @@ class SessionWriter:
 
     def _store_prompts(self) -> None:
         """Store the prompts of AgentSteps that wait no more; without them the run goes on."""
+        if not self._prompts:
+            return
         with self._lock:
             waiting = {step.id for step in self._waiting}
             ready = {name: calls for name, calls in self._prompts.items() if name not in waiting}
