@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,9 @@ class Doomed(NamedTuple):
     """Messages that go wherever they are read."""
 
 
-def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path | None) -> Erased:
+def erase(
+    store: StoreBackend, where: StepFilter, namespace: str, beside: Path | None, by: str | None
+) -> Erased:
     """Delete what a filter means.
 
     Args:
@@ -48,6 +50,7 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
         where: Which steps; some condition of it leaves something out.
         namespace: The memory's, by which queues tell its runs.
         beside: The memory's file; None when it is none.
+        by: The user who asks: AgentSteps of others stay; None: they go.
     """
     doomed, meant = doomed_by(store, where), meant_by(store, where)
     matching = _matching_messages(store, where)
@@ -60,13 +63,14 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
         if where.conditions in _WHOLE and where.session_id is None:
             own += [step for each in meant for step in store.iter_steps(each)]
         queued = _queued_runs(store, where, doomed, namespace)
-        unreached = _erase_outside(store, _plans_of(own), queued, beside)
+        unreached = _erase_outside(store, _plans_of(_of_user(own, by)), queued, beside)
     # First of all, so that a purge that was cut short finds the same when it is repeated.
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
     for name in doomed.sessions:
-        messages, steps_gone = store.delete_session(name)
+        messages, steps_gone = store.delete_session(name, by=by)
         count += steps_gone if doomed.messages else messages + steps_gone
-    count += store.delete([id_text(step.id) for each in meant for step in store.iter_steps(each)])
+    steps = _of_user((step for each in meant for step in store.iter_steps(each)), by)
+    count += store.delete([id_text(step.id) for step in steps])
     store.delete([details_id(name) for name in doomed.sessions])
     forget_prompts_beyond(store, {message.session_id for message in doomed.messages})
     store.forget_revocations(where)
@@ -75,15 +79,15 @@ def erase(store: StoreBackend, where: StepFilter, namespace: str, beside: Path |
     return Erased(count, unreached, len(left), _sessions_of(store, left))
 
 
+def _of_user(steps: Iterable[AgentStep], by: str | None) -> Iterable[AgentStep]:
+    return (step for step in steps if by in (None, step.user_id or by))
+
+
 def is_stored(store: StoreBackend, where: StepFilter) -> bool:
     """Whether anything is stored that a filter means."""
     doomed = doomed_by(store, where)
-    return bool(
-        doomed.sessions
-        or doomed.messages
-        or _matching_messages(store, where)
-        or any(len(store.rows(each)) for each in meant_by(store, where))
-    )
+    steps = any(len(store.rows(each)) for each in meant_by(store, where))
+    return bool(steps or doomed.sessions or doomed.messages or _matching_messages(store, where))
 
 
 def erase_all(store: StoreBackend, namespace: str, beside: Path | None) -> Erased:
@@ -144,11 +148,7 @@ def _whole_sessions(store: StoreBackend, where: StepFilter) -> list[str]:
     whole: list[str] = []
     for name in _sessions_of(store, matching):
         with suppress(UnknownSessionError):  # a message that no session reads is named after one
-            said = {
-                message.id
-                for branch in store.attempts(name)
-                for message in store.messages(name, branch_id=branch.branch_id)
-            }
+            said = {message.id for message in _messages_of(store, name)}
             every = len(rows := _rows_of(store, said)) == len(said) and rows <= matching
             if every and steps.issuperset(id_text(step.id) for step in _steps_of(store, name)):
                 whole.append(name)
@@ -195,13 +195,15 @@ def _sessions_near(store: StoreBackend, user_id: str) -> list[str]:
 def _authors_of(store: StoreBackend, session_id: str) -> set[str]:
     """Return the users that the messages of a session and of its attempts name."""
     with suppress(UnknownSessionError):
-        return {
-            message.user_id
-            for branch in store.attempts(session_id)
-            for message in store.messages(session_id, branch_id=branch.branch_id)
-            if message.user_id is not None
-        }
+        said = _messages_of(store, session_id)
+        return {message.user_id for message in said if message.user_id is not None}
     return set()
+
+
+def _messages_of(store: StoreBackend, session_id: str) -> Iterator[Step]:
+    """Yield the messages of a session and of its attempts; shared ones come several times."""
+    for branch in store.attempts(session_id):
+        yield from store.messages(session_id, branch_id=branch.branch_id)
 
 
 def _steps_of(store: StoreBackend, session_id: str) -> list[AgentStep]:

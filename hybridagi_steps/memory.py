@@ -202,12 +202,16 @@ class StepMemory(Hygiene, Prompting, Listing):
         self._forget_cache()
         return erased.but(self._caches_elsewhere())
 
-    def purge(self, where: Where) -> Erased:
+    def purge(self, where: Where, *, by: str | None = None) -> Erased:
         """Erase matching steps, trial runs included, from every file; return how many there were.
 
         A filter of only a session or a user erases messages and durable runs, too. Of a session
         forks keep what they read; of a user nobody does: see `erasure`. Any other erases those
         sessions of which everything matches, and no single message.
+
+        Args:
+            where: What is erased.
+            by: The user who asks: of a session, too, AgentSteps that name another user stay.
 
         Returns:
             A number whose `unreached` names files that may still hold some of it, on other machines
@@ -225,7 +229,7 @@ class StepMemory(Hygiene, Prompting, Listing):
             )
         try:
             store.forget_learned()
-            erased = erase(store, asked, self.namespace, self._file)
+            erased = erase(store, asked, self.namespace, self._file, by)
             try:
                 beyond = store.compact()
             except StorageBusyError:  # the rows are gone, which whoever asked must learn

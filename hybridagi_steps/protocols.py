@@ -576,11 +576,11 @@ class SessionStore(MessageTokenStore, Protocol):
         """Return all branches of a session, oldest first, abandoned ones too."""
         ...
 
-    def delete_session(self, session_id: str) -> tuple[int, int]:
+    def delete_session(self, session_id: str, *, by: str | None = None) -> tuple[int, int]:
         """Delete a session with its attempts, and what no other session reads of it.
 
-        Messages and AgentSteps that a fork still reads stay with the fork. Idempotency keys and
-        token counts go too, and forks no longer name it. An unknown session is no error.
+        Messages and AgentSteps that a fork still reads stay with the fork; where it is deleted `by`
+        a user, those of others stay at no message. An unknown session is no error.
 
         Returns:
             How many messages and how many AgentSteps were deleted.

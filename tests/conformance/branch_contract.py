@@ -67,6 +67,7 @@ class BranchContract:
         def append() -> None:
             links = [{}, {"parent_id": f"{choose.randrange(60)}"}, {"run_id": choose.choice("rst")}]
             links += [{"session_id": choose.choice("uvw")}, {"vector": [1.0]}, {"scope": "trial"}]
+            links += [{"user_id": "ann"}]
             chosen = choose.sample(links, 3)
             link = {key: value for one in chosen for key, value in one.items()}
             some = [step(id=f"{next(made)}", **link) for _ in range(choose.randrange(1, 4))]
@@ -78,7 +79,7 @@ class BranchContract:
 
         def delete_session() -> None:
             with suppress(UnknownSessionError):
-                store.delete_session(choose.choice("vwxy"))
+                store.delete_session(choose.choice("vwxy"), by=choose.choice([None, "bob"]))
 
         does = [append] * 6 + [commit, commit, delete_session, lambda: save_pending(store)]
         does += [
@@ -327,6 +328,30 @@ class BranchContract:
         assert contents(store, "twig") == ["1"]
         assert store.stats()["messages"] == 3
         assert store.verify() == []
+
+    def test_deleting_a_session_by_a_user_leaves_steps_of_others(
+        self, store: SessionStepStore
+    ) -> None:
+        store.commit("s", said(2), [step(id="own", user_id="bob"), step(id="nobodys")])
+        store.commit("s", said(1, 3), [step(id="hers", user_id="ann", run_id="r")])
+        attempt = store.branch_at("s", 1)
+        store.commit("s", [message("x")], [step(id="tried", user_id="ann")], branch_id=attempt)
+        store.fork("s", 2, "fork")
+        store.commit("s", said(1, 4), [step(id="read", user_id="ann")])
+        begun = store.frontier().position.branch
+        assert store.delete_session("s", by="bob") == (3, 0)
+        assert store.frontier().position.branch > begun
+        assert of_session(store, "fork") == ["own", "nobodys"]
+        assert of_session(store, "s") == ["hers", "tried", "read"]
+        assert in_scope(store) == ["own", "nobodys", "hers", "tried", "read"]
+        assert [run.run_id for run in store.runs(limit=9)] == ["r"]
+        assert counted(store).items() <= store.stats().items()
+        assert store.delete_session("fork", by="bob") == (2, 2)
+        store.vacuum()
+        assert in_scope(store) == ["hers", "tried", "read"]
+        assert store.verify() == []
+        store.commit("s", said(1))
+        assert of_session(store, "s") == ["hers", "tried", "read"]
 
     def test_deleting_a_session_takes_hidden_attempts_that_need_its_messages(
         self, store: SessionStepStore

@@ -463,6 +463,30 @@ def test_a_session_that_a_fork_reads_is_erased_with_an_answer(world: World) -> N
     assert world.served.client.delete(f"/sessions/{SESSION}").status_code == 404
 
 
+def test_who_deletes_a_session_deletes_no_steps_of_others_in_it(world: World) -> None:
+    memory, client = world.memory, world.served.client
+    bobs = spoken(world, "bob", "shared", "hi")
+    body = {"session_id": "shared", "message": f"my {SECRET}", "user_id": "ann"}
+    with client.stream("POST", "/chat/stream/v2", json=body) as answer:
+        first, *_ = events_of(answer.iter_bytes())
+    anns = first.data["run_id"]
+    noted = AgentStep(step_type=AgentStepType.Action, user_id="ann", session_id="shared")
+    memory.add(noted)
+    kept = [step.id for step in memory.iter_steps({"user_id": "ann"})]
+    assert memory.run_steps(anns)
+    # What he hides first is not his to erase, either.
+    assert world.ask("bob", "DELETE", "/sessions/shared/steps?start_seq=1").status_code == 200
+    assert world.ask("bob", "DELETE", "/sessions/shared").json()["erased"] > 0
+    assert [step.id for step in memory.iter_steps({"user_id": "ann"})] == kept
+    assert memory.run_steps(bobs) == []
+    assert world.ask("ann", "GET", f"/runs/{anns}").json()["run"]["steps"] > 0
+    assert SECRET in world.ask("ann", "GET", f"/search?q={SECRET}").text
+    assert world.ask("bob", "GET", "/sessions/shared/steps").status_code == 403
+    assert memory.verify() == []
+    assert client.delete("/sessions/shared").json()["erased"] > 0  # an admin takes all
+    assert memory.run_steps(anns) == []
+
+
 def test_the_events_of_hidden_messages_are_as_after_a_restart(world: World) -> None:
     run_id = spoken(world, "ann", "hides", "pin 4711")
     assert world.ask("ann", "DELETE", "/sessions/hides/steps?start_seq=1").json()["deleted"] > 0

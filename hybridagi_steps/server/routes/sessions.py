@@ -260,7 +260,7 @@ async def purge_session(shared: Shared, caller: Who, session_id: SessionId) -> R
 
     def purge_now() -> Erased:
         known = shared.is_there(session_id)
-        erased = shared.memory.purge(where)
+        erased = shared.memory.purge(where, by=caller.only_user)
         if erased or known:  # where a fork reads all of it nothing counts as erased
             return erased
         raise UnknownSessionError(session_id)
@@ -286,7 +286,7 @@ async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Respon
         if caller.only_user is None or where.picks_nothing or is_stored(store, where):
             return memory.purge(where)
         # What all users share is left alone; runs of theirs may wait in a queue.
-        return erase(store, where, memory.namespace, None)
+        return erase(store, where, memory.namespace, None, caller.only_user)
 
     return await _purged(shared, caller, where, purge_own)
 

@@ -155,6 +155,9 @@ class PostgresSteps(PostgresTables, StepWriting):
         """UPDATE agent_step SET body = :body, checksum = :checksum, score = :score
         WHERE namespace = :namespace AND row = :row""",
     )
+    _unpin_rows = (
+        f"UPDATE agent_step SET branch_id = NULL, sequence = NULL WHERE {_GONE}",  # noqa: S608 - no value in it
+    )
 
     def step_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int

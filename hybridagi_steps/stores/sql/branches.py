@@ -58,6 +58,8 @@ _LIMITED = f"""SELECT b.id, coalesce(k.last, 0), b.parent_id, b.fork_sequence FR
         AND coalesce(k.last, 0) < 9223372036854775807 ORDER BY b.id"""  # noqa: S608 - no value in it
 _STEPS_BEYOND = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence > ?"""
+_OTHERS = """SELECT row FROM step_view
+    WHERE namespace = ? AND row IN (SELECT value FROM json_each(?)) AND user_id <> ?"""
 _FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
     (SELECT row FROM message WHERE branch_id = ? AND sequence > ?)"""
 _BEYOND = f"SELECT row + {MESSAGE_ROWS} FROM message WHERE branch_id = ? AND sequence > ?"  # noqa: S608 - no value in it
@@ -147,7 +149,7 @@ class BranchTables(SessionTables):
             found = connection.execute(_ATTEMPTS, (self._namespace, session_id))
             return [Attempt(*values, current=values[0] == tip) for values in found]
 
-    def delete_session(self, session_id: str) -> tuple[int, int]:
+    def delete_session(self, session_id: str, *, by: str | None = None) -> tuple[int, int]:
         """Delete a session with its attempts, and what no other session reads of it."""
         with self._db.writing() as connection:
             tip = tip_of(connection, self._namespace, session_id)
@@ -158,7 +160,7 @@ class BranchTables(SessionTables):
                 connection.execute(statement, key)
             narrow_reach(connection, tip)
             own = "SELECT id FROM branch WHERE namespace = ? AND session_id IN (?, '')"
-            gone = self._sweep(connection, self._column(connection, own, *key))
+            gone = self._sweep(connection, self._column(connection, own, *key), by)
             connection.execute(_DISOWN, key)
             return gone
 
@@ -180,8 +182,13 @@ class BranchTables(SessionTables):
         with self._db.writing() as connection:
             return self._sweep(connection)
 
-    def _sweep(self, connection: Connection, only: Sequence[int] | None = None) -> tuple[int, int]:
-        """Sweep all branches, or `only` some and what nobody reads and cannot be without them."""
+    def _sweep(
+        self, connection: Connection, only: Sequence[int] | None = None, by: str | None = None
+    ) -> tuple[int, int]:
+        """Sweep all branches, or `only` some and what nobody reads and cannot be without them.
+
+        AgentSteps of other users than the one who asks stay, but at no message.
+        """
         since = (utc_now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
         asked = {"namespace": self._namespace, "since": since}
         wanted = None if only is None else set(only)
@@ -197,6 +204,12 @@ class BranchTables(SessionTables):
             for statement in _FORGET_UNITS:
                 connection.execute(statement, (branch, last))
             messages += connection.execute(_FORGET_MESSAGES, (branch, last)).rowcount
+        if by is not None:
+            others = self._column(connection, _OTHERS, self._namespace, many(rows), by)
+            rows = sorted({*rows}.difference(others))
+            self._forget_prompts_in(connection, others)  # they hold what was said in it
+            for statement in self._unpin_rows:
+                connection.execute(statement, {"namespace": self._namespace, "rows": many(others)})
         runs = runs_of(connection, self._namespace, rows)
         self._forget(connection, sorted(rows))
         remove_empty_runs(connection, self._namespace, runs)

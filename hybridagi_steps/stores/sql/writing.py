@@ -54,6 +54,8 @@ class StepWriting(PromptTables):
     """Forget everything of a `:namespace`."""
     _score_step: tuple[str, ...]
     """Write a `:body` with its `:checksum` and `:score` into a `:row` of a `:namespace`."""
+    _unpin_rows: tuple[str, ...]
+    """Let the steps in `:rows` of a `:namespace` stand at no message."""
     _empty_rows: str
     """Takes all words out of rows, under a new `seq`."""
 

@@ -279,6 +279,10 @@ class SqliteSteps(SqliteTables, StepWriting):
         "UPDATE agent_step SET body = :body, checksum = :checksum WHERE row = :row",
         "UPDATE step_key SET score = :score WHERE namespace = :namespace AND row = :row",
     )
+    _unpin_rows = (
+        f"UPDATE agent_step SET branch_id = NULL, sequence = NULL WHERE {_GONE}",  # noqa: S608 - no value in it
+        f"UPDATE step_key SET branch_id = NULL WHERE namespace = :namespace AND {_GONE}",  # noqa: S608 - no value in it
+    )
 
     def step_keys(
         self, names: Sequence[StepKey], *, after: int, limit: int
