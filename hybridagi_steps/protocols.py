@@ -252,9 +252,9 @@ class MessageIndex(Protocol):
         ...
 
     def message_places(
-        self, rows: Sequence[int], session_id: str | None = None
+        self, rows: Sequence[int], session_id: str | None = None, user_id: str | None = None
     ) -> dict[int, MessagePlace]:
-        """Return where each message is read: in that session if it does, else in another."""
+        """Return where each is read: that session first; for a user, no fork that is another's."""
         ...
 
     def message_line(

@@ -153,16 +153,22 @@ class Searcher:
         """Return what a search finds before it is read: `read` says what stands in these rows."""
         return self._ranked(query, k, where, mode, None, aim)[0]
 
-    def read(self, ranked: Sequence[RankedRow], session_id: str | None = None) -> list[Found]:
+    def read(
+        self,
+        ranked: Sequence[RankedRow],
+        session_id: str | None = None,
+        user_id: str | None = None,
+    ) -> list[Found]:
         """Return the steps of rows, those that are gone left out.
 
         Args:
             ranked: The rows.
             session_id: Where messages are read, if that session has them.
+            user_id: For whom: forks of others are not named.
         """
         read = self._store.read([hit.row for hit in ranked])
         steps = dict(zip(read, self._with_questions(list(read.values())), strict=True))
-        places = self._places([row for row in steps if row >= MESSAGE_ROWS], session_id)
+        places = self._places([row for row in steps if row >= MESSAGE_ROWS], session_id, user_id)
         return [
             Found(hit, step, places.get(hit.row))
             for hit in ranked
@@ -439,10 +445,10 @@ class Searcher:
                 why=found.why(),
                 context=around(hit.row, step, place),
                 kind="step" if place is None else "message",
-                session_id=step.session_id if place is None else place.session_id,
+                session_id=step.session_id if place is None else place.session_id or None,
                 sequence=None if place is None else place.sequence,
             )
-            for found in self.read(ranked, where.session_id)
+            for found in self.read(ranked, where.session_id, where.user_id)
             for hit, step, place in (found,)
         ]
 
@@ -462,11 +468,13 @@ class Searcher:
 
         return around
 
-    def _places(self, rows: list[int], session_id: str | None) -> dict[int, MessagePlace]:
+    def _places(
+        self, rows: list[int], session_id: str | None, user_id: str | None
+    ) -> dict[int, MessagePlace]:
         """Return where messages are read."""
         if not rows or not isinstance(self._store, MessageIndex):
             return {}
-        return self._store.message_places(rows, session_id)
+        return self._store.message_places(rows, session_id, user_id)
 
 
 def _nothing_around(_row: int, _step: AgentStep, _place: MessagePlace | None) -> list[AgentStep]:

@@ -487,6 +487,32 @@ def test_who_deletes_a_session_deletes_no_steps_of_others_in_it(world: World) ->
     assert memory.run_steps(anns) == []
 
 
+def test_a_fork_of_another_user_is_named_nowhere(world: World) -> None:
+    client, private = world.served.client, "ann-leaves-company-plan"
+    spoken(world, "ann", "common", "hello")
+    body = {"session_id": "common", "message": "I know a jasper", "user_id": "bob"}
+    with client.stream("POST", "/chat/stream/v2", json=body) as answer:
+        first, *_ = events_of(answer.iter_bytes())
+    fork = {"sequence": 4, "new_session_id": private}
+    assert world.ask("ann", "POST", "/sessions/common/fork", fork).status_code == 200
+
+    def found() -> list[tuple[str, str | None]]:
+        answer = world.ask("bob", "GET", "/search?q=jasper&k=9&expand=following")
+        assert private not in answer.text
+        hits = answer.json()["hits"]
+        return [(hit["kind"], hit.get("session_id")) for hit in hits if "jasper" in str(hit)]
+
+    assert ("message", "common") in found()
+    assert world.ask("ann", "DELETE", "/sessions/common").status_code == 200
+    assert ("message", None) in found()
+    places = world.memory.search("jasper", 9, where={"user_id": "bob"})
+    assert private not in {hit.session_id for hit in places}
+    assert private in {hit.session_id for hit in world.memory.search("jasper", 9)}
+    where = {"where": {"run_id": first.data["run_id"]}}
+    left = world.ask("bob", "POST", "/purge", where).json()
+    assert (left["messages_left"] > 0, left["sessions_left"]) == (True, [])
+
+
 def test_the_events_of_hidden_messages_are_as_after_a_restart(world: World) -> None:
     run_id = spoken(world, "ann", "hides", "pin 4711")
     assert world.ask("ann", "DELETE", "/sessions/hides/steps?start_seq=1").json()["deleted"] > 0

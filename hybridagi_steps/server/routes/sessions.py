@@ -301,6 +301,9 @@ async def _purged(
     said = {"erased": int(erased), **vars(erased)}
     if erased.unreached and caller.only_user is not None:
         said["unreached"] = [_UNREACHED]
+    if caller.only_user is not None:  # of others' sessions it is counted only
+        known = partial(filter, partial(shared.is_allowed, caller), erased.sessions_left)
+        said["sessions_left"] = await in_thread(lambda: [*known()])
     return answer(said)
 
 

@@ -59,12 +59,14 @@ _SAID = """SELECT CAST(said AS BLOB), said_checksum FROM message
 _STEPS = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ?"""
 _PLACE = "SELECT branch_id, sequence FROM message WHERE namespace = ? AND id = ?"
-# Sessions that point at a branch or at one below it.
+# Sessions that point at a branch or at one below it; of a user also no fork of others.
 _READERS = """WITH RECURSIVE below(id) AS (
         SELECT CAST(:branch AS BIGINT) UNION SELECT b.id FROM below JOIN branch b
             ON b.parent_id = below.id AND b.reach > 0)
     SELECT s.id, s.branch_id FROM below JOIN session s ON s.branch_id = below.id
-    WHERE s.namespace = :namespace ORDER BY s.created_at"""
+    WHERE s.namespace = :namespace AND (CAST(:user AS TEXT) IS NULL OR s.user_id IS NULL
+        OR s.user_id = :user OR s.id = (SELECT session_id FROM branch WHERE id = :branch))
+    ORDER BY s.created_at"""
 _PINNED = """SELECT sequence, id FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ? ORDER BY sequence, row"""
 _END = """SELECT coalesce((SELECT max(sequence) FROM message WHERE branch_id = b.id),
@@ -336,9 +338,14 @@ def place_of(connection: Connection, namespace: int, message_id: str) -> tuple[s
     return None if reader is None else (reader, int(found[1]))
 
 
-def readers_of(connection: Connection, namespace: int, branch_id: int) -> list[tuple[str, int]]:
-    """Return the sessions that point at a branch or at one below it, and where they point."""
-    asked = {"namespace": namespace, "branch": branch_id}
+def readers_of(
+    connection: Connection, namespace: int, branch_id: int, user_id: str | None = None
+) -> list[tuple[str, int]]:
+    """Return the sessions that point at a branch or at one below it, and where they point.
+
+    For a user those that others forked from it are left out.
+    """
+    asked = {"namespace": namespace, "branch": branch_id, "user": user_id}
     return connection.execute(_READERS, asked).fetchall()
 
 

@@ -79,14 +79,19 @@ class MessageUnits(MessageFilter):
     """Implements what `IndexedStore` says of messages; see protocols.py for the contract."""
 
     def message_places(
-        self, rows: Sequence[int], session_id: str | None = None
+        self, rows: Sequence[int], session_id: str | None = None, user_id: str | None = None
     ) -> dict[int, MessagePlace]:
-        """Return a session that reads each message, that one where it does, and its sequence."""
+        """Return a session that reads each message, that one where it does, and its sequence.
+
+        For a user none is named that others forked; where only those read it, it has no name.
+        """
         found: dict[int, MessagePlace] = {}
         with self._db.reading() as connection:
             places = self._places(connection, [row - MESSAGE_ROWS for row in rows])
             branches = {place.branch_id for place in places}
-            readers = {each: readers_of(connection, self._namespace, each) for each in branches}
+            readers = {
+                each: readers_of(connection, self._namespace, each, user_id) for each in branches
+            }
             for place in places:
                 wanted, at = session_id or place.session_id, (place.branch_id, place.sequence)
                 reader = reader_of(connection, readers[place.branch_id], *at, preferred=wanted)
