@@ -17,7 +17,12 @@ from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.records.step_identity import is_end
-from hybridagi_steps.records.store_values import SEVERAL_USERS, MessagePlace, RunSummary
+from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
+    SEVERAL_USERS,
+    MessagePlace,
+    RunSummary,
+)
 from hybridagi_steps.validation import Where
 
 _LONGEST_TITLE = 200
@@ -69,7 +74,9 @@ def named(memory: StepMemory, step_id: str, where: Where = None) -> Named:
     Raises:
         UnknownStepError: Nothing has this id that the user may know.
     """
-    found = _stored(memory, step_id) or _said(memory, step_id)
+    # Both are looked for, so that one that is another's takes what one that is not there does.
+    stored, said = _stored(memory, step_id), _said(memory, step_id)
+    found = stored or said
     if found is None or not _may_know(found.step, StepFilter.of(where)):
         raise UnknownStepError(step_id)
     return found
@@ -89,7 +96,7 @@ def _said(memory: StepMemory, message_id: str) -> Named | None:
     store = memory.repository().store
     if not isinstance(store, MessageIndex):
         return None
-    for row in store.rows_of_messages([message_id]).values():
+    for row in store.rows_of_messages([message_id]).values() or [MESSAGE_ROWS]:  # that is none's
         step, place = store.read([row]).get(row), store.message_places([row]).get(row)
         if step is not None and place is not None:
             return Named(step, place, row)

@@ -642,6 +642,30 @@ def test_one_that_is_anothers_is_looked_for_like_one_that_is_not_there(
     assert ways[0] == ways[1] != []
 
 
+def test_like_what_is_anothers_is_asked_like_what_is_not_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = world.memory.repository().store
+    message = store.messages(SESSION)[0].id
+    asked: list[str] = []
+    for name in ("get", "rows_of_messages", "read", "message_places"):
+        call: Any = getattr(type(store), name)
+
+        def noted(*args: Any, _name: str = name, _call: Any = call, **more: Any) -> Any:
+            asked.append(_name)
+            return _call(*args, **more)
+
+        monkeypatch.setattr(type(store), name, noted)
+    ways: list[tuple[int, str, list[str]]] = []
+    for one in (world.step_id, message, "no-step"):
+        asked.clear()
+        answer = world.ask("bob", "GET", f"/search?like={one}")
+        ways.append((answer.status_code, answer.text.replace(one, "S"), [*asked]))
+    assert ways[0] == ways[1] == ways[2]
+    assert ways[0][0] == 404
+    assert "get" in ways[0][2]
+
+
 def test_a_purge_that_only_leaves_something_out_is_refused(world: World) -> None:
     before = world.memory.stats()["steps"]
     body = {"where": {"exclude": {"until": "1970-01-01"}}}
