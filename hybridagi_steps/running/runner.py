@@ -68,6 +68,7 @@ class StepRunner:
         output_field: The output that is the answer; by default the one that reads like it.
         tools: Tools for a callable that asks for them in its messages.
         agent: The program, by the name that older code uses.
+        keep_prompts: Whether what models are sent and give is kept, whatever `config` says.
         repository: The sessions of a memory in place of the memory; then hooks may come second.
 
     Raises:
@@ -90,6 +91,7 @@ class StepRunner:
         output_field: str | None = None,
         tools: Sequence[Any] = (),
         agent: object = None,
+        keep_prompts: bool = False,
         repository: Any = None,
     ) -> None:
         program = agent if program is None else program
@@ -102,7 +104,7 @@ class StepRunner:
         if not callable(program):
             raise InvalidSettingError("StepRunner needs a program: a DSPy module or a callable.")
         self.program, self.memory = program, memory
-        self.hooks, self.config = hooks_of(hooks), config_of(config)
+        self.hooks, self.config = hooks_of(hooks), config_of(config, keep_prompts)
         self._register = register_of(memory)
         self._agent = Agent.of(program, input_field, output_field, tools)
         watch_tools()
@@ -369,10 +371,8 @@ class StepRunner:
         parent: ActiveRun | None = dspy.settings.get(RUN)
         depth = 1 if parent is None else parent.info.depth + 1
         if depth > self.config.max_depth:
-            raise LimitReachedError(
-                f"agents are nested {depth} deep; max_depth is {self.config.max_depth}.",
-                limit="max_depth",
-            )
+            found = f"agents are nested {depth} deep; max_depth is {self.config.max_depth}."
+            raise LimitReachedError(found, limit="max_depth")
         return parent
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, cast
 from uuid import UUID
@@ -308,12 +308,11 @@ def check_message(message: object) -> None:
     )
 
 
-def config_of(config: object) -> StepRunnerConfig:
+def config_of(config: object, keep_prompts: bool) -> StepRunnerConfig:
     """Return a runner's limits, the usual ones for None."""
-    if config is None:
-        return StepRunnerConfig()
+    config = StepRunnerConfig() if config is None else config
     if isinstance(config, StepRunnerConfig):
-        return config
+        return replace(config, keep_prompts=keep_prompts) if keep_prompts else config
     raise InvalidSettingError(f"config is a StepRunnerConfig, not {config!r:.80}.")
 
 

@@ -281,10 +281,11 @@ def test_losing_attempts_keep_what_their_models_saw(memory: hs.StepMemory) -> No
 
 
 def test_a_runner_keeps_them_beside_the_steps_of_its_turn(memory: hs.StepMemory) -> None:
-    for keep in (True, False):
-        config = hs.StepRunnerConfig(keep_prompts=keep)
-        runner = hs.StepRunner(dspy.Predict("question -> answer"), memory, config=config)
-        session = f"chat {keep}"
+    asked = dspy.Predict("question -> answer")
+    by_config = [(hs.StepRunnerConfig(keep_prompts=keep), False, keep) for keep in (True, False)]
+    for config, told, keep in (*by_config, (None, True, True)):
+        runner = hs.StepRunner(asked, memory, config=config, keep_prompts=told)
+        session = f"chat {keep} {told}"
         run(runner, session, "Hello there")
         assert messages(memory, session)[-1].role == "assistant"
         steps = memory.find({"session_id": session}).steps
@@ -306,6 +307,8 @@ def test_a_memory_that_keeps_none_is_refused(memory: hs.StepMemory) -> None:
     odd: Any = "yes"
     with pytest.raises(hs.errors.InvalidSettingError, match="True or False"):
         hs.record(memory, keep_prompts=odd)
+    with pytest.raises(hs.errors.InvalidSettingError, match="True or False"):
+        hs.StepRunner(dspy.Predict("question -> answer"), memory, keep_prompts=odd)
 
 
 def test_people_see_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
