@@ -59,11 +59,11 @@ class Changing(StepMemory):
 class Keeping(StepMemory):
     """Leaves a copy of its file behind before it purges."""
 
-    def purge(self, where: Any) -> Any:
+    def purge(self, where: Any, *, by: str | None = None) -> Any:
         path = Path(self.address)
         self.vacuum()  # so that what is purged is in the file itself
         path.with_name("copy").write_bytes(path.read_bytes())
-        return super().purge(where)
+        return super().purge(where, by=by)
 
 
 class Raising(StepMemory):
