@@ -17,7 +17,7 @@ from typing import Any
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
-from hybridagi_steps.errors import InvalidMemoryError
+from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import (
     LeftOut,
@@ -90,6 +90,8 @@ class BootstrapFromMemory(Teleprompter):
         self.memory, self.max_demos = memory, whole_number("max_demos", max_demos, 1)
         self.exclude = exclusions(exclude)
         self.where, self.min_score = narrowed(where, ()), min_score
+        if metric is not None and not callable(metric):
+            raise InvalidSettingError(f"metric is a function, or None, not {metric!r:.80}.")
         self.metric, self.seed = metric, seed
         self.group: Group | None = checked_group(group)
 
@@ -110,10 +112,13 @@ class BootstrapFromMemory(Teleprompter):
 
         Returns:
             The copy; its `provenance()` says where each demonstration comes from.
+
+        Raises:
+            InvalidSettingError: `group` fails, or gives nothing, on an example of the valset.
         """
         compiled = checked_program(student, "BootstrapFromMemory").deepcopy()
-        judged, left_out = self._judged(compiled, trainset), LeftOut()
         fence = _Validation(self.memory, self.group, valset or ())
+        judged, left_out = self._judged(compiled, trainset), LeftOut()
         for name, predict in compiled.named_predictors():
             steps = steps_of(
                 self.memory,
@@ -181,8 +186,13 @@ class _Validation:
     ) -> None:
         self._memory = memory
         self._fence = Fence(memory, group or "inputs")
-        asked = [dict(each.inputs()) for each in valset]
-        groups = (self._fence.group_of(inputs) for inputs in asked)
+        groups = [self._fence.group_of(dict(each.inputs())) for each in valset]
+        if None in groups:
+            raise InvalidSettingError(
+                f"group gives nothing for valset[{groups.index(None)}], so that it cannot be told "
+                "which runs know its answer: let it give a text, a number or a tuple of such for "
+                "the inputs of each example."
+            )
         named = (example.get("id") for example in valset)
         self._ties = Ties(
             frozenset(group for group in groups if group is not None),

@@ -10,9 +10,12 @@ out: it has no outermost call, its group cannot be had, or it recalled what is n
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from enum import Enum
 from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
@@ -27,7 +30,9 @@ from hybridagi_steps.validation import StepId, Where, id_texts
 
 Group = Callable[[dict[str, Any]], Hashable | None] | Literal["inputs"]
 """Tells which runs belong together, by the inputs of the outermost program, as JSON has them; runs
-of which it gives None are left out. "inputs" says that equal inputs are the only ties."""
+of which it gives None are left out. It gives a text, a whole or finite number, a truth value, bytes,
+a date, a UUID, a member of an enumeration, or a tuple or frozenset of such; all else, of which two
+may be alike and not equal, counts as None. "inputs" says that equal inputs are the only ties."""
 
 _MOST_RUNS = 50_000
 _UNTOLD = "recalled_more"
@@ -48,7 +53,13 @@ class exclude:  # noqa: N801 - reads as a phrase: exclude.runs(ids)
 
     @staticmethod
     def examples(ids: str | Iterable[str]) -> Exclusion:
-        """Leave out runs on these examples, as `metadata.trial` names them, and their echoes."""
+        """Leave out runs on these examples, as `metadata.trial` names them, and their echoes.
+
+        Raises:
+            InvalidFilterError: `ids` is neither a name nor several.
+        """
+        if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidFilterError(f"exclude.examples takes names of examples, not {ids!r:.80}.")
         return Exclusion(examples=frozenset([ids] if isinstance(ids, str) else map(str, ids)))
 
     @staticmethod
@@ -214,10 +225,19 @@ class Fence:
             return None
         try:
             found = example_key(inputs) if isinstance(self.group, str) else self.group(inputs)
-            return None if found is None else hash(found)
+            return hash(found) if _is_comparable(found) else None
         except Exception as error:  # any a user's function may raise: such a run is out
             _log.debug("group fails on the inputs of a run: %s", type(error).__name__)
             return None
+
+
+def _is_comparable(group: object) -> bool:
+    """Whether a group equals itself whenever it is made of the same inputs."""
+    if isinstance(group, tuple | frozenset):
+        return all(each is None or _is_comparable(each) for each in group)  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(group, float):
+        return math.isfinite(group)
+    return isinstance(group, str | bytes | int | Enum | UUID | date)
 
 
 def _is_outermost(step: AgentStep) -> bool:

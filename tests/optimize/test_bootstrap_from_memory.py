@@ -168,3 +168,29 @@ def test_bad_input_is_refused(memory: hs.StepMemory) -> None:
     for options in ({"k": 0}, {"group": "task"}):
         with pytest.raises(InvalidSettingError):
             hs.KNNSteps(memory, **options)
+
+
+UNTOLD = {
+    "raises": lambda inputs: inputs["task_id"],
+    "None": lambda _: None,
+    "for some None": lambda inputs: None if "dog" in inputs["question"] else "known",
+    "NaN": lambda _: float("nan"),
+    "NaN in a tuple": lambda _: ("task", float("nan")),
+    "an object without a value": lambda _: object(),
+}
+
+
+@pytest.mark.parametrize("group", UNTOLD.values(), ids=UNTOLD)
+def test_a_group_that_cannot_tell_of_a_validation_example_is_refused(
+    memory: hs.StepMemory, group: Any
+) -> None:
+    valset = [asked("window number 0", route="seat"), asked("dog number 3", route="seat")]
+    with pytest.raises(InvalidSettingError, match=r"valset\[[01]\]"):
+        hs.BootstrapFromMemory(memory, group=group).compile(Desk(), valset=valset)
+
+
+def test_arguments_of_another_kind_are_refused(memory: hs.StepMemory) -> None:
+    with pytest.raises(InvalidSettingError, match="metric"):
+        hs.BootstrapFromMemory(memory, metric="exact")
+    with pytest.raises(InvalidFilterError, match="examples"):
+        hs.exclude.examples(None)

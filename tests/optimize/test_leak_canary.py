@@ -292,3 +292,12 @@ def test_what_cannot_be_told_is_out(memory: hs.StepMemory) -> None:
     assert [each for each in echoes if fence.tied([each], unheard_of)] == echoes
     broken = Fence(memory, lambda inputs: inputs["nothing"])
     assert len(broken.tied(reworded, unheard_of)) == len({step.run_id for step in reworded})
+
+
+@pytest.mark.parametrize("group", [float("nan"), ("task", float("nan")), object], ids=str)
+def test_a_group_that_no_two_runs_can_share_lets_nothing_be_seen(group: Any) -> None:
+    told = group if callable(group) else lambda: group
+    with hs.StepMemory(":memory:") as memory:
+        fence = Fence(memory, lambda _: told())
+        assert fence.group_of({"task": "one"}) is None
+        assert Fence(memory, lambda _: ("task", 1, None)).group_of({"task": "one"}) is not None
