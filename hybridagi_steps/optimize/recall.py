@@ -131,8 +131,13 @@ class Experience:
             self._say(f"recall failed: {type(error).__name__}: {error}")
             return Shown(own)
         call.seen.update((step_id, None) for demo in [*own, *demos] for step_id in _sources(demo))
-        call.receipt.warnings += [] if warning is None else [warning]
-        return Shown([*own, *demos], warning)
+        if warning is None:
+            return Shown([*own, *demos])
+        told_of = {id_text(step.id): step.run_id for step in warning.told_of}
+        tell(told_of)  # its line repeats what they say, as a demonstration does
+        call.seen.update(dict.fromkeys(told_of))
+        call.receipt.warnings.append(warning.line)
+        return Shown([*own, *demos], warning.line)
 
     def remember(self, asked: Mapping[str, Any], given: Any, call: OutermostCall) -> None:
         """Note what was recalled before a predictor gave something in a trial.

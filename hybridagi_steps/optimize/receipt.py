@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 
 _LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
 """Attempts are told of that score at least this share of the best one; so many; not of fewer."""
 _FEEDBACK, _FAILED = 80, 0.5
-_MARKS = re.compile(r"\[\[ ?## ?|## ?\]\]|[\x00-\x1f\x7f-\x9f]+")
+_MARKS = re.compile(r"\[\[ ?## ?|## ?\]\]")
+_BREAKS = ("Cc", "Zl", "Zp")
+"""Unicode's categories of control characters and line ends; those of "Cf" are not seen."""
 
 
 class RecalledDemo(NamedTuple):
@@ -54,7 +58,14 @@ class Receipt(list[RecalledDemo]):
         return "\n".join([*lines, *self.warnings]) or "nothing was recalled"
 
 
-def failure_warning(hits: Sequence[StepHit]) -> str | None:
+class FailureWarning(NamedTuple):
+    """A line for a prompt, and the steps that it is about."""
+
+    line: str
+    told_of: list[AgentStep]
+
+
+def failure_warning(hits: Sequence[StepHit]) -> FailureWarning | None:
     """Return a line on like attempts, if at least half of them failed.
 
     Args:
@@ -67,7 +78,8 @@ def failure_warning(hits: Sequence[StepHit]) -> str | None:
         return None
     said = next((text for hit in failed if (text := _said_of(hit))), "")
     told = f"{len(failed)} of {len(like)} similar attempts failed here"
-    return f"{told}: {said}" if said else f"{told}."
+    line = f'{told}: "{said}"' if said else f"{told}."
+    return FailureWarning(line, [hit.step for hit in like])
 
 
 def _has_failed(step: AgentStep) -> bool:
@@ -77,5 +89,12 @@ def _has_failed(step: AgentStep) -> bool:
 def _said_of(hit: StepHit) -> str:
     error = (hit.step.outputs or {}).get("error")
     message = cast("Mapping[str, object]", error).get("message") if isinstance(error, dict) else ""
-    said = str(hit.feedback or message or "")
-    return " ".join(_MARKS.sub(" ", said).split())[:_FEEDBACK]
+    return _quotable(str(hit.feedback or message or ""))
+
+
+def _quotable(text: str) -> str:
+    """Return a text as one short line for use between quotation marks, unable to act."""
+    kinds = {character: unicodedata.category(character) for character in set(text)}
+    seen = (" " if kinds[each] in _BREAKS else each for each in text if kinds[each] != "Cf")
+    line = " ".join(_MARKS.sub(" ", "".join(seen)).split())
+    return inert(line[:_FEEDBACK].replace('"', "'"))

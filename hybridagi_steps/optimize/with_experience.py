@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
+from weakref import WeakKeyDictionary
 
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
@@ -47,7 +49,9 @@ from hybridagi_steps.validation import Where, is_number, whole_number
 _Predict: Any = dspy.Predict
 _CALL = "hybridagi_steps_experience"
 """The setting of DSPy, carried into threads and tasks, that holds the `OutermostCall`."""
-_last: ContextVar[Receipt | None] = ContextVar("hybridagi_steps_last_recall", default=None)
+_last: ContextVar[Mapping[Experience, Receipt] | None] = ContextVar(
+    "hybridagi_steps_last_recall", default=None
+)
 _log = logging.getLogger("hybridagi_steps")
 
 
@@ -176,7 +180,7 @@ class WithExperience(LearnedProgram):
         inner = inner.program if isinstance(inner, WithExperience) else inner
         if memory is not None and not isinstance(memory, StepMemory):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidMemoryError(memory, "search()", "get_steps()", "run_steps()")
-        if not is_number(prefer):
+        if not is_number(prefer) or not math.isfinite(prefer):
             raise InvalidSettingError(f"prefer is a number, such as 0.05, not {prefer!r:.80}.")
         if on_error not in ("plain", "raise"):
             raise InvalidSettingError(f'on_error is "plain" or "raise", not {on_error!r:.80}.')
@@ -217,14 +221,15 @@ class WithExperience(LearnedProgram):
 
     def last_recall(self) -> Receipt:
         """Return what was recalled for the last call in this thread or task, of each predictor."""
-        return _last.get() or Receipt()
+        found = (_last.get() or {}).get(self.experience)
+        return Receipt() if found is None else found
 
     @contextmanager
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Generator[None]:
         receipt, inputs = Receipt(), None
         if self._is_outermost():
             inputs = module_arguments(self.program, {"args": args, "kwargs": kwargs})
-        _last.set(receipt)
+        _last.set(WeakKeyDictionary({**(_last.get() or {}), self.experience: receipt}))
         with overriding(**{_CALL: OutermostCall(self.experience, inputs, receipt)}):
             yield
 
