@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -19,6 +21,7 @@ from dspy.teleprompt.teleprompt import Teleprompter
 
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.optimize.demos import (
     LeftOut,
     collapsed,
@@ -46,7 +49,7 @@ from hybridagi_steps.validation import Where, whole_number
 
 _LOOKED_AT = 2_000
 """Newest steps of a predictor, and newest runs of a program, that are looked at."""
-_SHORTEST_ANSWER = 3
+_WORDS = re.compile(r"\w+|[^\w\s]")
 _log = logging.getLogger("hybridagi_steps")
 
 
@@ -56,14 +59,15 @@ class BootstrapFromMemory(Teleprompter):
     Args:
         memory: Where the runs are.
         max_demos: Most demonstrations of each predictor, at least 1.
-        where: Which steps may be used; by default the user's own history.
+        where: Which steps may be used; by default the history of the user that the run around it
+            names, and where none is named everybody's, without trials.
         min_score: Least score of a step or its run; one without a score is not used then.
         metric: Scores stored runs again, of the example of the trainset with the same inputs and
             what the run gave; runs without a point are not used. One for which it gives None or
             NaN, or raises, stays unscored.
         group: Says which runs know the answers of validation examples, as `WithExperience` has it.
             Without it only runs with equal inputs are tied, and steps that hold an answer which a
-            single example has are left out besides.
+            single example has, in whole words of any case, are left out besides.
         exclude: What `hs.exclude` names.
         seed: Which of many equally good choices is made.
 
@@ -210,14 +214,19 @@ class _Validation:
         return [demo for demo in clean if not self._tells(demo)]
 
     def _tells(self, demo: dspy.Example) -> bool:
-        said = " ".join(map(str, demo.values()))
+        said = _worded(" ".join(map(str, demo.values())))
         return any(answer in said for answer in self._answers)
 
 
 def _telling_answers(valset: Sequence[dspy.Example]) -> set[str]:
     """Return labels that a single example has: who reads one knows that example's answer."""
-    labels = [str(value) for example in valset for value in example.labels().values()]
-    return {text for text in labels if labels.count(text) == 1 and len(text) >= _SHORTEST_ANSWER}
+    told = Counter(_worded(value) for example in valset for value in example.labels().values())
+    return {text for text, count in told.items() if count == 1 and text.strip()}
+
+
+def _worded(value: object) -> str:
+    """Return a text as its words and signs with blanks around, blind to case."""
+    return f" {' '.join(_WORDS.findall(inert(str(value)).casefold()))} "
 
 
 def _spread(demos: Sequence[dspy.Example], most: int, seed: int) -> list[dspy.Example]:

@@ -29,9 +29,10 @@ def credit(
         policy: Who gets it. `all`: every step. `last`: the last three. `path`: the steps that lead
             to the last one along their parents, so that abandoned branches are spared. `advantage`:
             where several branches begin under one parent (tree search, retries, forks), the steps
-            of each get its score minus the mean of the others': what it was worth to go there. A
-            branch of another run has that run's score; of this run the one with the last step has
-            `value`, a branch with scored steps their mean, and one that was given up 0.
+            of each get .5 and half of its score minus the mean of the others', within 0 and 1: what
+            it was worth to go there, where .5 is as good as the others. A branch of another run has
+            that run's score; of this run the one with the last step has `value`, a branch with
+            scored steps their mean, and one that was given up 0.
 
     Returns:
         What was written, by step id. Where the run itself is scored, steps that `last` and `path`
@@ -97,7 +98,8 @@ def _advantages(
         for place, branch in enumerate(branches):
             rest = [*values[:place], *values[place + 1 :], *others]
             if rest:
-                scores |= {id_text(step.id): values[place] - fmean(rest) for step in branch}
+                better = GOOD + (values[place] - fmean(rest)) / 2
+                scores |= {id_text(step.id): min(max(better, 0.0), 1.0) for step in branch}
     return scores
 
 

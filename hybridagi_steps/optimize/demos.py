@@ -1,8 +1,9 @@
 """Steps as demonstrations of a predictor: typed, whole, once each, and with their provenance.
 
 A step is used as it is or not at all: one that failed, that was cut or repaired when it was stored,
-or that does not fit the signature as it is today is left out and counted by reason. Where it comes
-from is kept under the keys that DSPy keeps to itself, so that no prompt shows it.
+or that does not fit the signature as it is today is left out and counted by reason. No mark of an
+adapter or a chat template acts in it. Where it comes from is kept under the keys that DSPy keeps to
+itself, so that no prompt shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from pydantic import ValidationError
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.optimize.exclusion import Exclusions, Fence, Ties, exclusions, narrowed
+from hybridagi_steps.messages.fences import inert_json
+from hybridagi_steps.optimize.exclusion import (
+    Exclusions,
+    Fence,
+    Ties,
+    exclusions,
+    narrowed,
+    of_served_user,
+)
 from hybridagi_steps.optimize.react_turns import (
     NEXT_TOOL,
     TRAJECTORY,
@@ -84,7 +93,8 @@ def steps_to_demos(
     Args:
         memory: Where its runs are.
         program: Whose predictors and signatures count, as they are now.
-        where: Which steps may be used; by default the user's own history.
+        where: Which steps may be used; by default the history of the user that the run around it
+            names, and where none is named everybody's, without trials.
         min_score: Least score of a step or its run; a step without one is not used then.
         exclude: What `hs.exclude` names.
         per_predictor: Most demonstrations of each.
@@ -151,6 +161,7 @@ def newest(
     """Yield the steps that may be learned from, the newest first."""
     excluded = exclusions(exclude)
     asked = narrowed(where, excluded).and_(StepFilter(min_score=min_score, **keys))
+    asked = of_served_user(memory, asked)
     examples = frozenset[str]().union(*(each.examples for each in excluded))
     fence = Fence(memory, None) if examples else None
     offset, limit = 0, _FIRST_PAGE
@@ -248,7 +259,8 @@ def _fields_of(step: AgentStep, signature: Any, memory: StepMemory) -> dict[str,
         if NEXT_TOOL not in signature.output_fields:
             raise LeftOutError("a turn of ReActV2")
         return turn_fields(step, memory)
-    asked, outputs = dict(step.arguments), dict(step.outputs or {})
+    asked = dict(inert_json(step.arguments))
+    outputs = dict(inert_json(step.outputs or {}))
     if isinstance(asked.get(TRAJECTORY), dict) and TRAJECTORY in signature.input_fields:
         asked[TRAJECTORY] = shown_trajectory(step, memory)
     if step.step_type is AgentStepType.Decision and "choice" in outputs:

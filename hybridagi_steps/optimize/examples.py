@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any
 
 import dspy
@@ -51,7 +52,8 @@ def steps_to_examples(
         memory: Where its runs are.
         program: The class of the program, as its ProgramCalls name it, or the program.
         outputs: Names of the outputs that an example must have; None: all but its trajectory.
-        where: Which ends of the program may be used; by default the user's own history.
+        where: Which ends of the program may be used; by default those of the user that the run
+            around it names, and where none is named everybody's, without trials.
         min_score: Least score of the run; one without a score is not used then.
         exclude: What `hs.exclude` names.
         limit: Most examples.
@@ -94,7 +96,7 @@ def to_finetune(
     """Write what a program's predictors did well as conversations, one JSON object a line.
 
     Each line is `{"messages": […]}`, as `dspy.BootstrapFinetune` makes its data and OpenAI's API
-    takes it. The file is written whole or not at all.
+    takes it. The file is written whole or not at all; its owner alone can read it.
 
     Args:
         memory: Where the program's runs are.
@@ -123,15 +125,19 @@ def to_finetune(
     )
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
     target, count = Path(path), 0
-    partial = target.with_name(f"{target.name}.part")
-    with partial.open("wb") as file:
-        for name, predict in program.named_predictors():
-            for demo in demos[name]:
-                sides = {"inputs": dict(demo.inputs()), "outputs": dict(demo.labels())}
-                told = adapter.format_finetune_data(predict.signature, demos=[], **sides)
-                file.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
-                count += 1
-    partial.replace(target)
+    descriptor, partial = mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for name, predict in program.named_predictors():
+                for demo in demos[name]:
+                    sides = {"inputs": dict(demo.inputs()), "outputs": dict(demo.labels())}
+                    told = adapter.format_finetune_data(predict.signature, demos=[], **sides)
+                    file.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
+                    count += 1
+        Path(partial).replace(target)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
     return count
 
 

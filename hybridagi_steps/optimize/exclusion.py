@@ -21,6 +21,7 @@ from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.trials import example_key
 from hybridagi_steps.recording.values import plain
+from hybridagi_steps.recording_hooks import active_user_id
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.provenance import recalled_by
@@ -30,9 +31,9 @@ from hybridagi_steps.validation import StepId, Where, id_texts
 
 Group = Callable[[dict[str, Any]], Hashable | None] | Literal["inputs"]
 """Tells which runs belong together, by the inputs of the outermost program, as JSON has them; runs
-of which it gives None are left out. It gives a text, a whole or finite number, a truth value, bytes,
-a date, a UUID, a member of an enumeration, or a tuple or frozenset of such; all else, of which two
-may be alike and not equal, counts as None. "inputs" says that equal inputs are the only ties."""
+of which it gives None are left out. It gives a text, bytes, a finite number, a truth value, a date,
+a UUID, a member of an enumeration, or a tuple or frozenset of such; all else, of which two may be
+alike and not equal, counts as None. "inputs" says that equal inputs are the only ties."""
 
 _MOST_RUNS = 50_000
 _UNTOLD = "recalled_more"
@@ -102,6 +103,17 @@ def narrowed(where: Where, excluded: Sequence[Exclusion]) -> StepFilter:
     for each in excluded:
         found = found.and_(each.where) or found  # none of them names what another may contradict
     return found
+
+
+def of_served_user(memory: StepMemory, asked: StepFilter | None) -> StepFilter | None:
+    """Keep to the user that the run around this names, unless the filter says whose.
+
+    None when nothing passes.
+    """
+    user_id = active_user_id(memory)
+    if asked is None or user_id is None or asked.says_whose:
+        return asked
+    return asked.and_(StepFilter(user_id=user_id))
 
 
 def checked_group(group: Group | None) -> Group | None:

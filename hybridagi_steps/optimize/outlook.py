@@ -25,6 +25,7 @@ from hybridagi_steps.optimize.exclusion import (
     Ties,
     exclusions,
     narrowed,
+    of_served_user,
 )
 from hybridagi_steps.optimize.stored_runs import GOOD, action_of, check_memory, steps_given
 from hybridagi_steps.recording_hooks import unnoted
@@ -109,14 +110,15 @@ def outlook(memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Exclusions
     """Tell how past runs went that did the like of these steps in like states.
 
     Args:
-        memory: Where the past is: the user's own history, without the runs of `steps`.
+        memory: Where the past is, without trials and the runs of `steps`.
         steps: A finished run, one under way, or a single step, which need not be stored: one that
             is only planned names its `parent_id` and has no outputs.
         k: How many neighbours are asked for each step.
         exclude: What `hs.exclude` names: it is not seen.
 
     Returns:
-        The outlook. Steps that name a user see that user's past only. What it is made of is not
+        The outlook. A step that names a user sees that user's past only; one that names none that
+        of the user whom the run around this names, else everybody's. What it is made of is not
         noted as recalled: whoever hands neighbours on to a prompt says so with `note_recalled`.
 
     Raises:
@@ -159,7 +161,7 @@ def step_outlooks(
         )
         past = _Past(
             memory,
-            narrowed(seen, excluded),
+            of_served_user(memory, narrowed(seen, excluded)),
             frozenset[str]().union(*(each.examples for each in excluded)),
         )
         parent = parents.get(id_text(step.parent_id)) if step.parent_id else None
@@ -181,7 +183,8 @@ class _Past:
     """What may be seen of a memory."""
 
     memory: StepMemory
-    seen: StepFilter
+    seen: StepFilter | None
+    """None: nothing."""
     examples: frozenset[str]
     """Trials of these, and what descends from them, are not seen."""
 
@@ -189,6 +192,8 @@ class _Past:
         self, query: str | QueryWithSteps, k: int, keys: dict[str, Any], aim: Aim | None = None
     ) -> list[StepHit]:
         """Return the k steps most like a query."""
+        if self.seen is None:
+            return []
         where = self.seen.model_copy(update=keys)
         most = k * _MORE if self.examples else k
         with unnoted():

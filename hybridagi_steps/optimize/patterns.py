@@ -159,6 +159,8 @@ def common_sequences(
     Raises:
         InvalidSettingError: `n` is no range of whole numbers above zero, or `limit` is below 1.
     """
+    if not isinstance(n, Sequence) or isinstance(n, str) or len(n) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+        raise InvalidSettingError(f"n is (least, greatest), such as (2, 5), not {n!r:.80}.")
     least, most = (whole_number("n", each, 1) for each in n)
     if least > most:
         raise InvalidSettingError(f"n is (least, greatest); {least} is above {most}.")

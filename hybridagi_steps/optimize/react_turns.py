@@ -11,6 +11,7 @@ from typing import Any
 import dspy
 
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.messages.fences import inert_json
 from hybridagi_steps.recording.call_steps import TURN, UNSAID
 from hybridagi_steps.recording.trajectories import trajectory_of
 from hybridagi_steps.records.agent_step import AgentStep
@@ -28,18 +29,13 @@ def turn_fields(step: AgentStep, memory: StepMemory) -> dict[str, Any]:
     calls = memory.get_steps([step.program_id]) if step.program_id is not None else []
     asked = calls[0].arguments if calls else {}
     thought = "" if (step.metadata or {}).get(UNSAID) else step.purpose
-    return {
-        **asked,
-        TRAJECTORY: shown_trajectory(step, memory),
-        "next_thought": thought,
-        NEXT_TOOL: step.tool,
-        "next_tool_args": step.arguments,
-    }
+    chosen = {"next_thought": thought, NEXT_TOOL: step.tool, "next_tool_args": step.arguments}
+    return {**inert_json({**asked, **chosen}), TRAJECTORY: shown_trajectory(step, memory)}
 
 
 def shown_trajectory(step: AgentStep, memory: StepMemory) -> str:
     """Return the turns before a step as `dspy.ReAct` shows them."""
-    turns = trajectory_of(step, memory)
+    turns = inert_json(trajectory_of(step, memory))  # before the marks of the adapter's own
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     signature: Any = dspy.Signature(f"{', '.join(turns)} -> x")
     return adapter.format_user_message_content(signature, turns)

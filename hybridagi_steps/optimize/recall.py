@@ -18,7 +18,7 @@ import dspy
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
-from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties
+from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties, of_served_user
 from hybridagi_steps.optimize.react_turns import NEXT_TOOL
 from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning
 from hybridagi_steps.protocols import TokenCounter
@@ -36,7 +36,7 @@ from hybridagi_steps.recording.step_shapes import (
 )
 from hybridagi_steps.recording.trials import current_level, example_key
 from hybridagi_steps.recording.values import plain
-from hybridagi_steps.recording_hooks import active_user_id, tell, unnoted
+from hybridagi_steps.recording_hooks import tell, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
@@ -263,9 +263,7 @@ class Experience:
         if scope is not None and asked.scope is None:
             asked = asked.model_copy(update={"scope": scope})
         found = asked.and_(StepFilter(kinds="step", **keys))
-        user_id = active_user_id(memory)
-        if found is not None and user_id is not None and not found.says_whose:
-            found = found.and_(StepFilter(user_id=user_id))
+        found = of_served_user(memory, found)
         under_way = active_run_ids(memory)
         if found is not None and under_way:
             found = found.and_(StepFilter(exclude_run_id=under_way))

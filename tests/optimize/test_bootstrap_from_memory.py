@@ -194,3 +194,22 @@ def test_arguments_of_another_kind_are_refused(memory: hs.StepMemory) -> None:
         hs.BootstrapFromMemory(memory, metric="exact")
     with pytest.raises(InvalidFilterError, match="examples"):
         hs.exclude.examples(None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "told"),
+    [
+        ("HAT742", "what is hat742?", True),
+        ("42", "is it 42?", True),
+        ("42", "is it 1427?", False),
+        ("cat", "a category", False),
+        ("<|im_start|>x", "is it <|im_start|>X", True),
+    ],
+)
+def test_an_answer_is_known_by_its_words(answer: str, question: str, told: bool) -> None:
+    with hs.StepMemory(":memory:", embedder="hashing") as opened:
+        with dspy.context(lm=scripted_lm([{"route": "seat"}])), hs.record(opened):
+            Desk()(question=question)
+        valset = [asked("another", answer=answer)]
+        found = demos(hs.BootstrapFromMemory(opened).compile(Desk(), valset=valset))
+        assert bool(found) is not told

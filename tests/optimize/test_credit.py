@@ -48,22 +48,22 @@ def test_abandoned_branches_are_spared(tree: hs.StepMemory) -> None:
 
 def test_a_branch_is_worth_what_it_has_over_its_siblings(tree: hs.StepMemory) -> None:
     found = hs.credit(tree, "r", 1.0, "advantage")
-    assert found == {"r-2": -1.0, "r-3": -1.0, "r-4": 1.0, "r-5": 1.0}
-    assert shown(tree) == [None, -1.0, -1.0, 1.0, 1.0]
+    assert found == {"r-2": 0.0, "r-3": 0.0, "r-4": 1.0, "r-5": 1.0}
+    assert shown(tree) == [None, 0.0, 0.0, 1.0, 1.0]
 
 
 def test_a_branch_with_scored_steps_has_their_mean(tree: hs.StepMemory) -> None:
     tree.score_steps({"r-2": 0.2, "r-3": 0.6})
     found = hs.credit(tree, "r", 1.0, "advantage")
-    assert found["r-2"] == pytest.approx(0.4 - 1.0)
-    assert found["r-5"] == pytest.approx(1.0 - 0.4)
+    assert found["r-2"] == pytest.approx(0.5 + (0.4 - 1.0) / 2)
+    assert found["r-5"] == pytest.approx(0.5 + (1.0 - 0.4) / 2)
 
 
 def test_retries_in_runs_of_their_own_are_siblings(tree: hs.StepMemory) -> None:
     tree.add([step("again", 1, "act", "p", parent_id="r-4")])
     tree.score("again", 0.25)
     found = hs.credit(tree, "r", 1.0, "advantage")
-    assert found["r-5"] == 0.75
+    assert found["r-5"] == 0.5 + 0.75 / 2
     assert found["r-4"] == 1.0
     assert hs.credit(tree, "again", policy="advantage") == {}
 
@@ -86,3 +86,8 @@ def test_what_cannot_be_credited(tree: hs.StepMemory) -> None:
     with pytest.raises(InvalidStepError):
         hs.credit(tree, "r", float("nan"))
     assert shown(tree) == [None] * 5
+
+
+def test_no_advantage_leaves_the_range_of_scores(tree: hs.StepMemory) -> None:
+    found = hs.credit(tree, "r", 7.0, "advantage")
+    assert set(found.values()) == {0.0, 1.0}

@@ -217,7 +217,7 @@ def test_sequences_that_good_runs_share() -> None:
         assert str(every[0]) == "a -> b: 3 runs, 67% of all such runs ended well"
 
 
-@pytest.mark.parametrize("wrong", [(0, 2), (3, 2), (1.5, 2)])
+@pytest.mark.parametrize("wrong", [(0, 2), (3, 2), (1.5, 2), (1, 2, 3), 5, None, "25"])
 def test_lengths_that_mean_nothing_are_refused(wrong: Any) -> None:
     with memory_of("ab") as memory, pytest.raises(InvalidSettingError):
         hs.common_sequences(memory, n=wrong)
