@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from numbers import Integral
+from typing import Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
@@ -246,10 +247,11 @@ class Fence:
 def _is_comparable(group: object) -> bool:
     """Whether a group equals itself whenever it is made of the same inputs."""
     if isinstance(group, tuple | frozenset):
-        return all(each is None or _is_comparable(each) for each in group)  # pyright: ignore[reportUnknownVariableType]
+        parts = cast("Iterable[object]", group)
+        return all(each is None or _is_comparable(each) for each in parts)
     if isinstance(group, float):
         return math.isfinite(group)
-    return isinstance(group, str | bytes | int | Enum | UUID | date)
+    return isinstance(group, str | bytes | Integral | Enum | UUID | date)
 
 
 def _is_outermost(step: AgentStep) -> bool:
