@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_every_public_name_loads_is_listed_and_is_documented() -> None:
     for name in hs.__all__:
         value = getattr(hs, name)
         assert value.__doc__, f"hs.{name} has no docstring"
-        assert name in dir(hs)
+        assert name in dir(hs) or (name == "DurableRunner" and not find_spec("dbos"))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hs.nothing  # noqa: B018
 
