@@ -37,6 +37,7 @@ from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import OpenStep, RunSteps
 from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.running import program_adapter as called
 from hybridagi_steps.running.active_run import RUN, ActiveRun
 from hybridagi_steps.running.model_events import RunObserver, TokenStream
@@ -194,6 +195,8 @@ class Prompt:
     """What some of them gave, by their ids, as whoever takes up the turn has found out."""
     consents: Mapping[str, bool | None] = field(default_factory=dict[str, "bool | None"])
     """Calls whose tools have not begun, since they wait for consent: what was answered by now."""
+    questions: Mapping[str, AgentStep] = field(default_factory=dict[str, AgentStep])
+    """The stored questions about those calls."""
 
     @property
     def text(self) -> str:
@@ -270,6 +273,8 @@ async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
         elif tool is not None and (call.call_id in prompt.consents or is_idempotent(tool)):
             if (allowed := prompt.consents.get(call.call_id)) is not None:
                 run.consents.decided[call.call_id] = allowed
+            if (question := prompt.questions.get(call.call_id)) is not None:
+                run.consents.open[call.call_id] = question
             await _call_tool(run, agent, call)
         else:
             await in_thread(partial(run.turn.interrupt, call))

@@ -23,6 +23,7 @@ from typing import Any
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import InvalidSettingError, StorageError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running import stored_consents
@@ -196,13 +197,15 @@ class Consents:
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self.decided: dict[str, bool] = {}
         """What was answered already to calls of a turn that is taken up, by their ids."""
+        self.open: dict[str, AgentStep] = {}
+        """Stored questions about such calls that nobody has answered, by the calls' ids."""
 
     async def allowed(self, request: ToolRequest) -> bool:
         """Return whether a tool may run, once that is known."""
         if (known := self.decided.pop(request.call_id, None)) is not None:
-            return known or self._deny(request, "denied")
+            return await self._stored(request, known) or self._deny(request, "denied")
         if self._consent is None:
-            return True
+            return await self._stored(request, True) or self._deny(request, "denied")
         # Before the question is asked: the answer may come at once, from anywhere.
         waiting = self._waiting[request.call_id] = self._loop.create_future()
         self._ask(request)
@@ -211,16 +214,31 @@ class Consents:
                 answer = await self._decided(self._consent, request)
                 allowed = await self._waited(request, waiting) if answer is None else answer
         except TimeoutError:
+            await self._stored(request, False)
             return self._deny(request, "no answer in time")
         finally:
             self._waiting.pop(request.call_id, None)
-        return allowed or self._deny(request, "denied")
+        return await self._stored(request, allowed) or self._deny(request, "denied")
+
+    async def _stored(self, request: ToolRequest, allowed: bool) -> bool:
+        """Return an answer once the disk knows it, if it answers a question of an earlier run."""
+        if (question := self.open.pop(request.call_id, None)) is None:
+            return allowed
+        try:
+            await in_thread(
+                partial(stored_consents.answer, self._memory, question, allowed=allowed)
+            )
+        except StorageError as error:
+            self._failed("consent", error)
+            return False
+        return allowed
 
     async def _waited(self, request: ToolRequest, waiting: asyncio.Future[bool]) -> bool:
         """Return an answer that somebody gives later; the disk knows it before the tool begins."""
         allowed = False
         try:
-            question = await in_thread(partial(stored_consents.ask, self._memory, request))
+            if (question := self.open.pop(request.call_id, None)) is None:
+                question = await in_thread(partial(stored_consents.ask, self._memory, request))
             try:
                 allowed = await waiting
             finally:

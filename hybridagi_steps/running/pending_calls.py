@@ -54,6 +54,8 @@ def taken_up(
     def prepared(run: ActiveRun) -> Prompt:
         prompt = prepare(run)
         prompt.consents, prompt.results = {n: consents.get(n) for n in waiting}, results
+        asked = questions(run.line.memory, run.line.session_id)
+        prompt.questions = {name: asked[name] for name in waiting if name in asked}
         return prompt
 
     start.prepare = prepared

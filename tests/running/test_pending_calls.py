@@ -49,8 +49,10 @@ def model(*, new_turns: bool = False) -> ScriptedLM:
     return ScriptedLM(reply)
 
 
-def runner(memory: StepMemory, folder: Path, consent: Any = None) -> StepRunner:
-    """An agent whose tools leave a line in a file each time they run."""
+def runner(
+    memory: StepMemory, folder: Path, consent: Any = None, *, die: bool = False
+) -> StepRunner:
+    """An agent whose tools leave a line in a file each time they run; `die`: paying kills."""
 
     def ran(tool: str, what: str) -> str:
         with (folder / "ran.txt").open("a", encoding="utf-8") as file:
@@ -63,7 +65,10 @@ def runner(memory: StepMemory, folder: Path, consent: Any = None) -> StepRunner:
 
     def pay(what: str) -> str:
         """Pay something."""
-        return ran("pay", what)
+        paid = ran("pay", what)
+        if die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return paid
 
     def when_paying(request: ToolRequest) -> bool | None:
         return None if request.tool == "pay" else True
@@ -217,3 +222,34 @@ class TestRules:
         [*steps] = memory.iter_steps()
         assert not any(ConsentRules(memory).revoke(str(step.id)) for step in steps)
         assert len([*memory.iter_steps()]) == len(steps)
+
+
+def resume_until_the_kill(folder: str, mode: str) -> None:
+    """What a process does that is killed inside the tool that a resume has allowed."""
+    path = Path(folder)
+    with StepMemory(path / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
+        consent = ConsentRules(memory) if mode == "rule" else None
+        agent = runner(memory, path, consent, die=True)
+        if mode == "rule":
+            ConsentRules(memory).add("pay", user_id="ann")
+        [waits] = asyncio.run(agent.pending("chat"))
+        consents = {waits.call_id: True} if mode == "answer" else {}
+        asyncio.run(collected(agent.resume("chat", consents=consents)))
+
+
+@pytest.mark.parametrize("mode", ["answer", "rule"])
+def test_what_was_allowed_does_not_run_again_after_another_kill(killed: Path, mode: str) -> None:
+    child = multiprocessing.get_context("spawn").Process(
+        target=resume_until_the_kill, args=(str(killed), mode)
+    )
+    child.start()
+    child.join(PATIENCE_SECONDS)
+    assert child.exitcode == -signal.SIGKILL
+    assert ran(killed) == ["look", "pay"]
+    with StepMemory(killed / "steps.db", embedder="hashing") as memory:
+        agent = runner(memory, killed)
+        [waits] = asyncio.run(agent.pending("chat"))
+        assert waits.waits_for == "result"
+        with dspy.context(lm=answering_at_once()):
+            asyncio.run(collected(agent.resume("chat")))
+    assert ran(killed) == ["look", "pay"]
