@@ -89,6 +89,7 @@ class ActiveRun:
             config.consent_timeout_seconds,
             self.events,
             self.hooks.failed,
+            self._lost,
         )
         self.threads = Threads(recorded.id)
         self.stopped: Stop | None = None
@@ -220,6 +221,13 @@ class ActiveRun:
         stop = Stop("storage", f"{type(error).__name__}: {error}", error)
         self.stop(stop)
         return RunStopped(self.stopped or stop)
+
+    def _lost(self, error: Exception) -> RunStopped:
+        """Stop a run whose turn another one has taken up: it stores nothing of that any more."""
+        stopped = self._cannot_store(error)
+        self.line.lost = error
+        self.line.close()
+        return stopped
 
     def _keep(self, step: AgentStep) -> bool:
         """Take a step of the recorder's, with what it cannot know of it."""

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import InvalidSettingError, StorageError
+from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError, StorageError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.event import StepEventType
@@ -181,6 +181,7 @@ class Consents:
         events: Takes the events that ask and deny.
         failed: Takes what the callable raised.
         memory: Where a question that waits is stored, and its answer before the tool begins.
+        lost: Takes the conflict when another run has answered a question; returns what to raise.
     """
 
     def __init__(
@@ -190,9 +191,10 @@ class Consents:
         timeout_seconds: float,
         events: EventStream,
         failed: Callable[[str, BaseException], None],
+        lost: Callable[[Exception], BaseException],
     ) -> None:
         self._memory, self._consent, self._timeout = memory, consent, timeout_seconds
-        self._events, self._failed = events, failed
+        self._events, self._failed, self._lost = events, failed, lost
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self.decided: dict[str, bool] = {}
@@ -225,13 +227,18 @@ class Consents:
         if (question := self.open.pop(request.call_id, None)) is None:
             return allowed
         try:
-            await in_thread(
-                partial(stored_consents.answer, self._memory, question, allowed=allowed)
-            )
+            await self._answer(question, allowed=allowed)
         except StorageError as error:
             self._failed("consent", error)
             return False
         return allowed
+
+    async def _answer(self, question: AgentStep, *, allowed: bool) -> None:
+        store = partial(stored_consents.answer, self._memory, question, allowed=allowed)
+        try:
+            await in_thread(store)
+        except SequenceConflictError as error:
+            raise await in_thread(partial(self._lost, error)) from error
 
     async def _waited(self, request: ToolRequest, waiting: asyncio.Future[bool]) -> bool:
         """Return an answer that somebody gives later; the disk knows it before the tool begins."""
@@ -242,8 +249,7 @@ class Consents:
             try:
                 allowed = await waiting
             finally:
-                store = partial(stored_consents.answer, self._memory, question, allowed=allowed)
-                await in_thread(store)
+                await self._answer(question, allowed=allowed)
         except StorageError as error:
             self._failed("consent", error)
             return False

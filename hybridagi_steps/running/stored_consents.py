@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from typing import Any, NamedTuple
+from uuid import UUID, uuid5
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.errors import DuplicateStepError, InvalidSettingError, SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
@@ -22,6 +23,8 @@ QUESTIONS, RULES = "consent", "consent_rule"
 _CALL = "call_id"
 _ALLOW, _DENY = "allow", "deny"
 _MOST = 1_000
+_ANSWERS = UUID("2f4a7c1e-6d0b-5b8e-9c37-8f1d5e2a4b60")
+"""The namespace of answers' ids."""
 
 
 class ConsentRule(NamedTuple):
@@ -118,22 +121,47 @@ def ask(memory: StepMemory, request: ToolRequest) -> AgentStep:
 
 
 def answer(memory: StepMemory, question: AgentStep, *, allowed: bool) -> None:
-    """Store the answer to a question, before its tool begins; may block."""
-    choice = {"choice": _ALLOW if allowed else _DENY}
-    memory.update(question.model_copy(update={"outputs": choice, "status": "ok"}))
+    """Store the answer to a question, before its tool begins; may block.
+
+    Of several processes that answer one question one does: the answer is a step whose id follows
+    from the question's, and no store takes an id twice.
+
+    Raises:
+        SequenceConflictError: Somebody else has answered it.
+    """
+    said = {"outputs": {"choice": _ALLOW if allowed else _DENY}, "status": "ok"}
+    try:
+        memory.add(question.model_copy(update={**said, "id": _answer_id(question), "metadata": {}}))
+    except DuplicateStepError as error:
+        raise SequenceConflictError(
+            f"session {question.session_id!r}: another run has answered whether {question.tool} "
+            "may run, and has taken the turn up; read the session again."
+        ) from error
+    memory.update(question.model_copy(update=said))
 
 
 def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
     """Return the newest question about each call of a session, by the call's id."""
     where = {"scope": QUESTIONS, "session_id": session_id}
     found = memory.find(where, limit=_MOST, newest_first=True).steps
-    return {str((step.metadata or {}).get(_CALL)): step for step in reversed(found)}
+    asked = [step for step in reversed(found) if _CALL in (step.metadata or {})]
+    # A kill may come between an answer and its note in the question.
+    known = {step.id: step for step in memory.get_steps([_answer_id(step) for step in asked])}
+    newest: dict[str, AgentStep] = {}
+    for step in asked:
+        said = known.get(_answer_id(step), step).outputs
+        newest[str((step.metadata or {})[_CALL])] = step.model_copy(update={"outputs": said})
+    return newest
 
 
 def answered(question: AgentStep) -> bool | None:
     """Return what was answered to a question; None when nothing was yet."""
     choice = (question.outputs or {}).get("choice")
     return None if choice is None else choice == _ALLOW
+
+
+def _answer_id(question: AgentStep) -> UUID:
+    return uuid5(_ANSWERS, id_text(question.id))
 
 
 def _decision(

@@ -253,3 +253,37 @@ def test_what_was_allowed_does_not_run_again_after_another_kill(killed: Path, mo
         with dspy.context(lm=answering_at_once()):
             asyncio.run(collected(agent.resume("chat")))
     assert ran(killed) == ["look", "pay"]
+
+
+def test_of_two_that_take_up_a_turn_one_runs_the_tool(killed: Path) -> None:
+    """Two processes, each with a memory of its own, have both read that the call waits."""
+    path = killed / "steps.db"
+
+    async def taken_up(*memories: StepMemory) -> list[str]:
+        together = asyncio.Barrier(len(memories))
+
+        class Together:
+            async def on_tool_start(self, _: Any, request: ToolRequest) -> None:
+                await together.wait()
+
+        async def resume(memory: StepMemory) -> str:
+            agent = runner(memory, killed)
+            agent.hooks = (Together(),)
+            [waits] = await agent.pending("chat")
+            events = await collected(agent.resume("chat", consents={waits.call_id: True}))
+            return f"{events[-1].type.value} {events[-1].data}"
+
+        with dspy.context(lm=model()):
+            return await asyncio.gather(*map(resume, memories))
+
+    with (
+        StepMemory(path, embedder="hashing") as one,
+        StepMemory(path, embedder="hashing") as two,
+    ):
+        ends = asyncio.run(taken_up(one, two))
+        assert ran(killed) == ["look", "pay"]
+        assert sorted("SequenceConflictError" in end for end in ends) == [False, True]
+        line = messages(one, "chat")
+        assert [step.content for step in line[-2:]] == ["payed the bill", "done"]
+        check_openai([step.to_message_dict() for step in line])
+        assert one.verify() == []
