@@ -2,7 +2,8 @@
 
 Both are Decisions in a scope of their own, which no search shows unless it is named. Nothing else
 keeps them: they are erased with their session and their user, copied with the memory, and the same
-in every store. A question names its call and holds no argument: that stands in the call.
+in every store. A question names its call and holds no argument: that stands in the call. What comes
+from somebody else's file or over MCP consents to nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import DuplicateStepError, InvalidSettingError, SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
 
 QUESTIONS, RULES = "consent", "consent_rule"
@@ -108,7 +110,7 @@ class ConsentRules:
 
     def _found(self, **where: Any) -> list[ConsentRule]:
         found = self._memory.find({"scope": RULES, **where}, limit=_MOST).steps
-        return [_rule(step) for step in found]
+        return [_rule(step) for step in found if source_of(step.metadata) is None]
 
 
 def ask(memory: StepMemory, request: ToolRequest) -> AgentStep:
@@ -144,7 +146,8 @@ def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
     """Return the newest question about each call of a session, by the call's id."""
     where = {"scope": QUESTIONS, "session_id": session_id}
     found = memory.find(where, limit=_MOST, newest_first=True).steps
-    asked = [step for step in reversed(found) if _CALL in (step.metadata or {})]
+    own = [step for step in reversed(found) if source_of(step.metadata) is None]
+    asked = [step for step in own if _CALL in (step.metadata or {})]
     # A kill may come between an answer and its note in the question.
     known = {step.id: step for step in memory.get_steps([_answer_id(step) for step in asked])}
     newest: dict[str, AgentStep] = {}

@@ -2,7 +2,8 @@
 
 There is no cache beside the memory: the step of an earlier call is the entry. So it is its user's
 alone, is forgotten with its step, and is shared by processes, machines and sessions as steps are. A
-call is found by its tool and a hash of its arguments, in canonical JSON.
+call is found by its tool and a hash of its arguments, in canonical JSON. A step that was imported
+or added over MCP is no call of ours, whatever it says, and never an entry.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.json_values import is_json
 from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.validation import is_number
 
@@ -29,7 +31,7 @@ _KEY, _FROM = "cacheable", "cached_from"
 """Metadata keys: of a call that others may take their result from, and of one that did."""
 _MAX_AGE = "cacheable_seconds"
 _LOOKED_AT = 20
-"""Steps of others that a run of nobody may find before its own."""
+"""Steps of others, or from elsewhere, that a run may find before its own."""
 
 
 class EarlierResult(NamedTuple):
@@ -90,7 +92,8 @@ def earlier_result(
         "metadata": {_KEY: key},
     }
     found = memory.find(where, limit=_LOOKED_AT, newest_first=True).steps
-    own = next((step for step in found if step.user_id == user_id), None)
+    recorded = (step for step in found if source_of(step.metadata) is None)
+    own = next((step for step in recorded if step.user_id == user_id), None)
     return (
         None if own is None else EarlierResult((own.outputs or {}).get("result"), id_text(own.id))
     )

@@ -22,6 +22,7 @@ from runner_cases import collected, messages, thought
 
 from hybridagi_steps import AgentSession, ConsentRules, StepMemory, StepRunner, StepRunnerConfig
 from hybridagi_steps.errors import InvalidSettingError, NotAllowedError, UnknownSessionError
+from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.running.limits import ToolRequest
 from hybridagi_steps.testing import ScriptedLM, request_text
 
@@ -209,6 +210,15 @@ class TestRules:
         memory.purge({"user_id": "ann"})
         assert rules.list() == []
         assert mine.allowed
+
+    def test_of_somebody_elses_file_do_not_count(self, memory: StepMemory, tmp_path: Path) -> None:
+        with StepMemory(tmp_path / "theirs.db", embedder="hashing") as theirs:
+            ConsentRules(theirs).add("pay", user_id="ann")
+            export_file(theirs, tmp_path / "theirs.jsonl", where={"scope": "*"})
+        import_file(memory, tmp_path / "theirs.jsonl")
+        assert len(memory.find({"scope": "consent_rule"}).steps) == 1
+        assert ConsentRules(memory).list(user_id="ann") == []
+        assert self.run(memory, tmp_path, AgentSession("one", "ann")) == ["look"]
 
     def test_name_a_tool_and_whose_they_are(self, memory: StepMemory) -> None:
         rules = ConsentRules(memory)
