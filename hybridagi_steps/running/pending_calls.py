@@ -15,7 +15,7 @@ from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Prompt
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.starting import Start, last_turn, open_calls
-from hybridagi_steps.running.stored_consents import answered, questions
+from hybridagi_steps.running.stored_consents import answered, check_answer, questions
 from hybridagi_steps.running.turn import ToolTurn
 
 
@@ -40,8 +40,12 @@ def taken_up(
     """Return what takes up a turn with what is known by now of its calls.
 
     Raises:
-        InvalidSettingError: A call that waits for no such answer.
+        InvalidSettingError: A call that waits for no such answer, or an answer of the wrong kind.
     """
+    for allowed in consents.values():
+        check_answer(allowed)
+    for text in results.values():
+        _check_result(text)
     waiting = [call.call_id for call in pending if call.waits_for == "consent"]
     known = {call.call_id for call in pending}
     if unknown := [*(results.keys() - known), *(consents.keys() - set(waiting))]:
@@ -60,6 +64,11 @@ def taken_up(
 
     start.prepare = prepared
     return start
+
+
+def _check_result(text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidSettingError(f"a call's result is a text, not {text!r:.80}.")
 
 
 def pending_calls(memory: StepMemory, session_id: str) -> list[PendingCall]:

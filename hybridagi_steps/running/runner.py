@@ -45,6 +45,7 @@ from hybridagi_steps.running.starting import (
     with_message,
 )
 from hybridagi_steps.running.stopping import Stop, finished
+from hybridagi_steps.running.stored_consents import check_answer
 from hybridagi_steps.running.streaming import FINAL_EVENTS
 from hybridagi_steps.running.tool_calls import watch_tools
 from hybridagi_steps.sessions.repository import SessionRepository
@@ -255,7 +256,7 @@ class StepRunner:
 
         Raises:
             UnknownSessionError: No such session.
-            InvalidSettingError: An answer to a call that waits for none.
+            InvalidSettingError: An answer to a call that waits for none, or no True, False or text.
             SequenceConflictError: The session has a run in flight.
         """
 
@@ -332,7 +333,8 @@ class StepRunner:
         return run is not None and run.stop(Stop("cancelled", "the run was cancelled."))
 
     async def answer_consent(self, run_id: str, call_id: str, allowed: bool) -> bool:
-        """Answer a TOOL_AUTH_REQUIRED event; return whether the question still stood."""
+        """Answer a TOOL_AUTH_REQUIRED event, True or False; return whether it still stood."""
+        check_answer(allowed)
         run = self._register.find(run_id)
         return run is not None and run.consents.answer(call_id, allowed)
 

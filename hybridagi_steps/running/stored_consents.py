@@ -113,6 +113,16 @@ class ConsentRules:
         return [_rule(step) for step in found if source_of(step.metadata) is None]
 
 
+def check_answer(allowed: object) -> None:
+    """Check what somebody answers to a question: a text such as "no" would be true.
+
+    Raises:
+        InvalidSettingError: Neither True nor False.
+    """
+    if not isinstance(allowed, bool):
+        raise InvalidSettingError(f"consent is True or False, not {allowed!r:.80}.")
+
+
 def ask(memory: StepMemory, request: ToolRequest) -> AgentStep:
     """Store that a tool call waits for consent; may block."""
     own = (request.session_id, request.user_id)

@@ -172,6 +172,29 @@ def test_an_answer_that_nothing_waits_for_is_refused(killed: Path) -> None:
         assert ran(killed) == ["look"]
 
 
+def test_an_answer_of_the_wrong_kind_is_refused(killed: Path) -> None:
+    """A text is true, also "no"."""
+
+    async def refused(memory: StepMemory) -> None:
+        agent = runner(memory, killed)
+        [waits] = await agent.pending("chat")
+        wrong: list[dict[str, Any]] = [
+            *({"consents": {waits.call_id: each}} for each in ("no", 1, None)),
+            *({"results": {waits.call_id: each}} for each in (5, None, b"x")),
+        ]
+        for answers in wrong:
+            with pytest.raises(InvalidSettingError, match="not "):
+                await collected(agent.resume("chat", **answers))
+        not_a_bool: Any = "no"
+        with pytest.raises(InvalidSettingError, match="True or False"):
+            await agent.answer_consent("any", waits.call_id, not_a_bool)
+        assert await agent.pending("chat") == [waits]
+
+    with StepMemory(killed / "steps.db", embedder="hashing") as memory:
+        asyncio.run(refused(memory))
+        assert ran(killed) == ["look"]
+
+
 def test_nothing_is_pending_where_nothing_waits(memory: StepMemory, tmp_path: Path) -> None:
     agent = runner(memory, tmp_path)
     with pytest.raises(UnknownSessionError):
