@@ -196,7 +196,7 @@ class Prompt:
     consents: Mapping[str, bool | None] = field(default_factory=dict[str, "bool | None"])
     """Calls whose tools have not begun, since they wait for consent: what was answered by now."""
     questions: Mapping[str, AgentStep] = field(default_factory=dict[str, AgentStep])
-    """The stored questions about those calls."""
+    """The stored questions about calls, by the ids of the AgentSteps that tell these."""
 
     @property
     def text(self) -> str:
@@ -267,13 +267,15 @@ def _settings(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextMa
 async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
     """Give the calls of an interrupted turn their results, in order."""
     for call in run.turn.reopen(prompt.open_calls):
-        tool = agent.tools.get(call.name)
+        tool, question = agent.tools.get(call.name), None
+        if call.call_id in prompt.consents:
+            question = prompt.questions.get(str(call.step_id))
         if (text := prompt.results.get(call.call_id)) is not None:
             await in_thread(partial(run.told_result, call, text))
-        elif tool is not None and (call.call_id in prompt.consents or is_idempotent(tool)):
+        elif tool is not None and (question is not None or is_idempotent(tool)):
             if (allowed := prompt.consents.get(call.call_id)) is not None:
                 run.consents.decided[call.call_id] = allowed
-            if (question := prompt.questions.get(call.call_id)) is not None:
+            if question is not None:
                 run.consents.open[call.call_id] = question
             await _call_tool(run, agent, call)
         else:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError, StorageError
@@ -202,8 +203,8 @@ class Consents:
         self.open: dict[str, AgentStep] = {}
         """Stored questions about such calls that nobody has answered, by the calls' ids."""
 
-    async def allowed(self, request: ToolRequest) -> bool:
-        """Return whether a tool may run, once that is known."""
+    async def allowed(self, request: ToolRequest, step_id: UUID) -> bool:
+        """Return whether a tool may run, once that is known; `step_id` will tell its call."""
         if (known := self.decided.pop(request.call_id, None)) is not None:
             return await self._stored(request, known) or self._deny(request, "denied")
         if self._consent is None:
@@ -214,7 +215,9 @@ class Consents:
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._decided(self._consent, request)
-                allowed = await self._waited(request, waiting) if answer is None else answer
+                allowed = (
+                    await self._waited(request, step_id, waiting) if answer is None else answer
+                )
         except TimeoutError:
             await self._stored(request, False)
             return self._deny(request, "no answer in time")
@@ -240,12 +243,15 @@ class Consents:
         except SequenceConflictError as error:
             raise await in_thread(partial(self._lost, error)) from error
 
-    async def _waited(self, request: ToolRequest, waiting: asyncio.Future[bool]) -> bool:
+    async def _waited(
+        self, request: ToolRequest, step_id: UUID, waiting: asyncio.Future[bool]
+    ) -> bool:
         """Return an answer that somebody gives later; the disk knows it before the tool begins."""
         allowed = False
         try:
             if (question := self.open.pop(request.call_id, None)) is None:
-                question = await in_thread(partial(stored_consents.ask, self._memory, request))
+                ask = partial(stored_consents.ask, self._memory, request, step_id)
+                question = await in_thread(ask)
             try:
                 allowed = await waiting
             finally:
@@ -255,13 +261,13 @@ class Consents:
             return False
         return allowed
 
-    def allowed_from_thread(self, request: ToolRequest) -> bool:
+    def allowed_from_thread(self, request: ToolRequest, step_id: UUID) -> bool:
         """Do so from a program's thread; on the event loop itself nothing can be waited for."""
         if self._consent is None:
             return True
         if threading.get_ident() == self._loop_thread:
             return self._allowed_now(self._consent, request)
-        return done_on(self._loop, self.allowed(request))
+        return done_on(self._loop, self.allowed(request, step_id))
 
     def answer(self, call_id: str, allowed: bool) -> bool:
         """Answer a question that waits, from any thread; return whether one did."""

@@ -58,8 +58,7 @@ def taken_up(
     def prepared(run: ActiveRun) -> Prompt:
         prompt = prepare(run)
         prompt.consents, prompt.results = {n: consents.get(n) for n in waiting}, results
-        asked = questions(run.line.memory, run.line.session_id)
-        prompt.questions = {name: asked[name] for name in waiting if name in asked}
+        prompt.questions = questions(run.line.memory, run.line.session_id)
         return prompt
 
     start.prepare = prepared
@@ -102,6 +101,6 @@ def _pending(line: SessionWriter, calls: Sequence[ToolTurn]) -> list[PendingCall
             run_id,
         )
         for call in calls
-        for question in [asked.get(call.call_id)]
+        for question in [asked.get(str(call.step_id))]
         if str(call.step_id) not in ended
     ]

@@ -148,10 +148,11 @@ def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
 
 def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
     """Return the calls of the last assistant message that no result answers."""
-    answered = {step.tool_call_id for step in turn if step.is_tool_step()}
-    asking = next((step for step in reversed(turn) if step.has_tool_calls()), None)
-    if asking is None:
+    place = next((n for n in reversed(range(len(turn))) if turn[n].has_tool_calls()), None)
+    if place is None:
         return []
+    asking = turn[place]
+    answered = {step.tool_call_id for step in turn[place:] if step.is_tool_step()}
     ids: list[Any] = (asking.metadata or {}).get("agent_step_ids") or []
     calls = [tool_turn(copy.deepcopy(call)) for call in asking.tool_calls or []]
     for call, step_id in zip(calls, ids, strict=False):

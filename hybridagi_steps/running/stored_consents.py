@@ -22,7 +22,7 @@ from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
 
 QUESTIONS, RULES = "consent", "consent_rule"
 """The scopes of questions and of rules."""
-_CALL = "call_id"
+_STEP = "call_step_id"
 _ALLOW, _DENY = "allow", "deny"
 _MOST = 1_000
 _ANSWERS = UUID("2f4a7c1e-6d0b-5b8e-9c37-8f1d5e2a4b60")
@@ -123,11 +123,14 @@ def check_answer(allowed: object) -> None:
         raise InvalidSettingError(f"consent is True or False, not {allowed!r:.80}.")
 
 
-def ask(memory: StepMemory, request: ToolRequest) -> AgentStep:
-    """Store that a tool call waits for consent; may block."""
+def ask(memory: StepMemory, request: ToolRequest, step_id: UUID) -> AgentStep:
+    """Store that a tool call waits for consent; may block.
+
+    It is found by the AgentStep that will tell the call: providers use ids of calls again.
+    """
     own = (request.session_id, request.user_id)
     question = _decision(request.tool, "now", *own, QUESTIONS)
-    question.metadata = {_CALL: request.call_id}
+    question.metadata = {"call_id": request.call_id, _STEP: str(step_id)}
     memory.add(question)
     return question
 
@@ -153,17 +156,17 @@ def answer(memory: StepMemory, question: AgentStep, *, allowed: bool) -> None:
 
 
 def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
-    """Return the newest question about each call of a session, by the call's id."""
+    """Return the newest question about each call of a session, by its AgentStep's id."""
     where = {"scope": QUESTIONS, "session_id": session_id}
     found = memory.find(where, limit=_MOST, newest_first=True).steps
     own = [step for step in reversed(found) if source_of(step.metadata) is None]
-    asked = [step for step in own if _CALL in (step.metadata or {})]
+    asked = [step for step in own if _STEP in (step.metadata or {})]
     # A kill may come between an answer and its note in the question.
     known = {step.id: step for step in memory.get_steps([_answer_id(step) for step in asked])}
     newest: dict[str, AgentStep] = {}
     for step in asked:
         said = known.get(_answer_id(step), step).outputs
-        newest[str((step.metadata or {})[_CALL])] = step.model_copy(update={"outputs": said})
+        newest[str((step.metadata or {})[_STEP])] = step.model_copy(update={"outputs": said})
     return newest
 
 

@@ -111,7 +111,7 @@ async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any])
         call = await in_thread(partial(run.begin_tool, str(tool.name), arguments))
     request = _request(run, call, arguments)
     await run.hooks.tell("on_tool_start", request)
-    allowed = await run.consents.allowed(request)
+    allowed = await run.consents.allowed(request, call.step_id)
     run.check()
     known = None
     if allowed and is_cacheable(tool):
@@ -144,7 +144,7 @@ def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any
     request = _request(run, call, arguments)
     run.tell_now("on_tool_start", request)
     with run.threads.in_tool():
-        allowed = run.consents.allowed_from_thread(request)
+        allowed = run.consents.allowed_from_thread(request, call.step_id)
     run.check()
     known = _known(run, tool, call) if allowed and is_cacheable(tool) else None
     copy = _copy(run, tool, _timed, call, known, allowed=allowed)

@@ -96,6 +96,7 @@ class Turn:
         self._rounds: list[_Round] = []
         """Those that are not wholly stored, oldest first."""
         self._announced: _Round | None = None
+        self._call_ids: set[str] = set()
         self.answered = False
         """Whether the run's own answer is stored."""
         self.messages: list[Step] = []
@@ -110,9 +111,14 @@ class Turn:
         """Note which tools a model asked for; stored when the first of them begins.
 
         A model that is asked again has been told of its calls before; those that no tool began to
-        serve (an unknown name) are answered here.
+        serve (an unknown name) are answered here. An id that the run knows already is made anew:
+        who answers a call by its id must not answer another one.
         """
         with self._lock:
+            for call in calls:
+                if call.call_id in self._call_ids:
+                    call.call_id = ToolTurn(call.name, call.arguments).call_id
+                self._call_ids.add(call.call_id)
             for call in self._open_calls():
                 if not call.begun:
                     call.result = self._error(call, NO_RESULT)
@@ -171,6 +177,7 @@ class Turn:
         steps = {str(step.id): step for step in ended}
         with self._lock:
             self._rounds.append(_Round(calls, stored=True))
+            self._call_ids.update(call.call_id for call in calls)
         for call in calls:
             if (step := steps.get(str(call.step_id))) is not None:
                 text, failed = result_text(step)
@@ -192,7 +199,8 @@ class Turn:
     def _asked_for(self, name: str, arguments: dict[str, Any]) -> ToolTurn | None:
         """Return the call that a model asked for, its round being open from now on."""
         for each in (self._announced, *self._rounds):
-            waiting = [] if each is None else [call for call in each.calls if not call.begun]
+            calls = () if each is None else each.calls
+            waiting = [call for call in calls if not call.begun and call.result is None]
             fitting = [call for call in waiting if call.name == name]
             if each is None or not fitting:
                 continue

@@ -23,6 +23,9 @@ from runner_cases import collected, messages, thought
 from hybridagi_steps import AgentSession, ConsentRules, StepMemory, StepRunner, StepRunnerConfig
 from hybridagi_steps.errors import InvalidSettingError, NotAllowedError, UnknownSessionError
 from hybridagi_steps.exchange import export_file, import_file
+from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.records.message import new_id
+from hybridagi_steps.running import stored_consents
 from hybridagi_steps.running.limits import ToolRequest
 from hybridagi_steps.testing import ScriptedLM, request_text
 
@@ -320,3 +323,74 @@ def test_of_two_that_take_up_a_turn_one_runs_the_tool(killed: Path) -> None:
         assert [step.content for step in line[-2:]] == ["payed the bill", "done"]
         check_openai([step.to_message_dict() for step in line])
         assert one.verify() == []
+
+
+class Till:
+    """A callable that asks for some tools under one id, and the tools that it has."""
+
+    def __init__(self, memory: StepMemory, *calls: str, answer: bool | None = None) -> None:
+        self.ran: list[str] = []
+        self._calls = [
+            {"id": "call_0", "type": "function", "function": {"name": name, "arguments": "{}"}}
+            for name in calls
+        ]
+
+        def search() -> str:
+            """Search."""
+            self.ran.append("search")
+            return "found"
+
+        def pay() -> str:
+            """Pay."""
+            self.ran.append("pay")
+            return "paid"
+
+        def consent(_: ToolRequest) -> bool | None:
+            return answer
+
+        config = StepRunnerConfig(consent=consent, consent_timeout_seconds=5)
+        self.runner = StepRunner(self._program, memory, tools=[search, pay], config=config)
+
+    def _program(self, said: list[dict[str, Any]]) -> Any:
+        asked = said[-1]["role"] == "user"
+        return (
+            {"role": "assistant", "content": None, "tool_calls": self._calls} if asked else "done"
+        )
+
+
+def test_an_answer_speaks_for_one_call_of_those_with_one_id(memory: StepMemory) -> None:
+    till = Till(memory, "search", "pay")
+
+    async def answered() -> None:
+        async for event in till.runner.run_stream("chat", "Search, and pay."):
+            if event.type is StepEventType.TOOL_AUTH_REQUIRED:
+                call = event.data or {}
+                while not await till.runner.answer_consent(
+                    event.run_id, call["call_id"], call["tool"] == "search"
+                ):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(answered())
+    assert till.ran == ["search"]
+    check_openai([step.to_message_dict() for step in messages(memory, "chat")])
+
+
+def test_a_question_is_not_about_a_later_call_of_the_same_id(memory: StepMemory) -> None:
+    """As a kill leaves it: the first call waits, the second one's tool has begun."""
+    waits = Till(memory, "pay")
+    old = ToolRequest("old", "chat", "call_0", "pay", {})
+    stored_consents.ask(memory, old, new_id())
+    cut_off = Till(memory, "pay", answer=True)
+
+    async def second() -> list[str]:
+        seen: list[str] = []
+
+        class Look:
+            async def on_tool_start(self, *_: object) -> None:
+                seen.extend(call.waits_for for call in await waits.runner.pending("chat"))
+
+        cut_off.runner.hooks = (Look(),)
+        await cut_off.runner.run("chat", "Pay.")
+        return seen
+
+    assert asyncio.run(second()) == ["result"]
