@@ -22,7 +22,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.records.store_values import Erased, details_id
-from hybridagi_steps.stores.prompts import forget_prompts_beyond
+from hybridagi_steps.stores.prompts import forget_prompts_beyond, sessions_reading
 from hybridagi_steps.validation import in_every_scope
 
 _WHOLE = ({"session_id"}, {"user_id"}, {"run_id"})
@@ -53,7 +53,7 @@ def erase(
         by: The user who asks: AgentSteps of others stay; None: they go.
     """
     doomed, meant = doomed_by(store, where), meant_by(store, where)
-    matching = _matching_messages(store, where)
+    heard, matching = sessions_reading(store, doomed.messages), _matching_messages(store, where)
     rewritten = _rows_of(store, [message.id for message in doomed.messages])
     unreached: list[str] = []
     if where.conditions in _WHOLE or doomed.sessions:
@@ -72,7 +72,7 @@ def erase(
     steps = _of_user((step for each in meant for step in store.iter_steps(each)), by)
     count += store.delete([id_text(step.id) for step in steps])
     store.delete([details_id(name) for name in doomed.sessions])
-    forget_prompts_beyond(store, {message.session_id for message in doomed.messages})
+    forget_prompts_beyond(store, heard)
     store.forget_revocations(where)
     left = matching - rewritten
     left = left & _matching_messages(store, StepFilter()) if left else left

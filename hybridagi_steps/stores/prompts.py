@@ -22,6 +22,7 @@ from hybridagi_steps.errors import InvalidMemoryError, UnknownStepError
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.listings import LMCalls
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.provenance import RECALLED_MORE, recalled_by
 from hybridagi_steps.records.redaction import Redact, redacted, redacted_message
@@ -34,6 +35,7 @@ _LINE = b"\\n"
 """The end of a line as JSON writes it."""
 _HASH_LENGTH = 32
 _PAGE = 500
+_EVERY_SESSION = 2**62
 
 
 @runtime_checkable
@@ -143,11 +145,27 @@ def _cut(text: bytes) -> Iterator[bytes]:
         start = end
 
 
+def sessions_reading(store: StoreBackend, messages: Sequence[Step]) -> set[str]:
+    """Return the sessions, forks of others included, that read some of these messages."""
+    found, wanted = {each.session_id for each in messages}, {each.id for each in messages}
+    if not wanted or not isinstance(store, PromptStore) or not store.prompted_steps():
+        return found
+    for each in store.sessions(limit=_EVERY_SESSION):
+        if each.forked_at is not None and each.session_id not in found:
+            lines = (
+                store.messages(each.session_id, branch_id=branch.branch_id)
+                for branch in store.attempts(each.session_id)
+            )
+            if any(message.id in wanted for line in lines for message in line):
+                found.add(each.session_id)
+    return found
+
+
 def forget_prompts_beyond(store: StoreBackend, session_ids: Set[str]) -> None:
     """Forget the prompts that may hold what was erased, though their steps stay.
 
     Those are of steps that recalled what is not there, or more than they list, and of the sessions
-    that messages were taken out of.
+    that read messages which were rewritten.
     """
     if not isinstance(store, PromptStore):
         return

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from collections.abc import Iterator
@@ -235,6 +236,12 @@ def test_no_byte_of_a_prompt_outlives_its_step(how: str, tmp_path: Path) -> None
     assert not any(holds(tmp_path, part) for part in own)
 
 
+def seeing(memory: hs.StepMemory, words: str) -> int:
+    """How many calls hold some words."""
+    found = [call for step in all_steps(memory) for call in memory.prompt_of(step.id)]
+    return sum(words in call.model_dump_json() for call in found)
+
+
 def test_what_a_user_said_leaves_the_prompts_of_others(memory: hs.StepMemory) -> None:
     program = dspy.Predict("history: dspy.History, message -> answer")
     config = hs.StepRunnerConfig(keep_prompts=True)
@@ -243,14 +250,23 @@ def test_what_a_user_said_leaves_the_prompts_of_others(memory: hs.StepMemory) ->
         run(runner, hs.AgentSession("shared", user, as_any_user=True), question)
     run(runner, "another", "what of me?")
 
-    def seeing(words: str) -> int:
-        found = [call for step in all_steps(memory) for call in memory.prompt_of(step.id)]
-        return sum(words in call.model_dump_json() for call in found)
-
-    assert seeing("ruby") == 3
+    assert seeing(memory, "ruby") == 3
     memory.purge({"user_id": "ann"})
-    assert seeing("ruby") == 0
-    assert seeing("what of me?") == 1
+    assert (seeing(memory, "ruby"), seeing(memory, "what of me?")) == (0, 1)
+
+
+def test_what_a_user_said_leaves_the_prompts_of_forks(memory: hs.StepMemory) -> None:
+    config = hs.StepRunnerConfig(keep_prompts=True)
+    runner = hs.StepRunner(dspy.Predict("question -> answer"), memory, config=config)
+    run(runner, hs.AgentSession("trip", "ann"), "my stone is a ruby")
+    fork = asyncio.run(hs.fork_session("trip", 2, memory.repository()))
+    run(runner, hs.AgentSession(fork, "bob", as_any_user=True), "and his?")
+    again = asyncio.run(hs.fork_session(fork, 4, memory.repository()))
+    run(runner, hs.AgentSession(again, "bob", as_any_user=True), "once more?")
+    run(runner, hs.AgentSession("another", "bob"), "what of me?")
+    assert seeing(memory, "ruby") == 3
+    memory.purge({"user_id": "ann"})
+    assert (seeing(memory, "ruby"), seeing(memory, "what of me?")) == (0, 1)
 
 
 def holds(folder: Path, blob: bytes) -> bool:
