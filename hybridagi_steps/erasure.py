@@ -69,10 +69,10 @@ def erase(
     for name in doomed.sessions:
         messages, steps_gone = store.delete_session(name, by=by)
         count += steps_gone if doomed.messages else messages + steps_gone
-    steps = _of_user((step for each in meant for step in store.iter_steps(each)), by)
+    steps = [*_of_user((step for each in meant for step in store.iter_steps(each)), by)]
     count += store.delete([id_text(step.id) for step in steps])
     store.delete([details_id(name) for name in doomed.sessions])
-    forget_prompts_beyond(store, heard)
+    forget_prompts_beyond(store, heard, {step.run_id for step in steps} - {None})
     store.forget_revocations(where)
     left = matching - rewritten
     left = left & _matching_messages(store, StepFilter()) if left else left

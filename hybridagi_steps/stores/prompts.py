@@ -161,11 +161,13 @@ def sessions_reading(store: StoreBackend, messages: Sequence[Step]) -> set[str]:
     return found
 
 
-def forget_prompts_beyond(store: StoreBackend, session_ids: Set[str]) -> None:
+def forget_prompts_beyond(
+    store: StoreBackend, session_ids: Set[str], run_ids: Set[str | None]
+) -> None:
     """Forget the prompts that may hold what was erased, though their steps stay.
 
-    Those are of steps that recalled what is not there, or more than they list, and of the sessions
-    that read messages which were rewritten.
+    Those are of steps that recalled what is not there, or more than they list, of the sessions that
+    read messages which were rewritten, and of the runs that steps were taken out of.
     """
     if not isinstance(store, PromptStore):
         return
@@ -180,6 +182,7 @@ def forget_prompts_beyond(store: StoreBackend, session_ids: Set[str]) -> None:
             id_text(step.id)
             for step in steps
             if step.session_id in session_ids
+            or step.run_id in run_ids
             or RECALLED_MORE in (step.metadata or {})
             or not known.issuperset(recalled_by(step.metadata))
         ]

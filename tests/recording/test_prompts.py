@@ -269,6 +269,22 @@ def test_what_a_user_said_leaves_the_prompts_of_forks(memory: hs.StepMemory) -> 
     assert (seeing(memory, "ruby"), seeing(memory, "what of me?")) == (0, 1)
 
 
+def test_what_a_tool_gave_leaves_the_prompts_of_its_run(memory: hs.StepMemory) -> None:
+    lines = [
+        {"next_thought": "one", "next_tool_name": "look", "next_tool_args": {"word": "x"}},
+        {"next_thought": "two", "next_tool_name": "finish", "next_tool_args": {}},
+        {"reasoning": "r", "answer": "42"},
+    ]
+    agent = dspy.ReAct("question -> answer", tools=[look])
+    with hs.record(memory, keep_prompts=True):
+        dspy.Predict("question -> answer")(question="of another run")
+    with dspy.context(lm=dspy.utils.DummyLM(lines)), hs.record(memory, keep_prompts=True):
+        agent(question="why?")
+    assert seeing(memory, SECRET) == 2
+    memory.purge({"tools": ["look"]})
+    assert (seeing(memory, SECRET), seeing(memory, "of another run")) == (0, 1)
+
+
 def holds(folder: Path, blob: bytes) -> bool:
     """Whether any file holds these bytes."""
     return any(blob in path.read_bytes() for path in folder.iterdir() if path.is_file())
