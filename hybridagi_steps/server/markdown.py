@@ -1,12 +1,14 @@
 """Markdown: what an assistant said as HTML that may stand in the page.
 
-markdown-it-py parses and escapes: HTML in a text is shown as text, and addresses that would run
-something are no links. Images are links here, since the page loads nothing from elsewhere, and no
-style is written, which its content policy forbids.
+markdown-it-py parses and escapes: HTML in a text is shown as text, and only what leads to another
+page or to a mail is a link: none runs something or acts in the page itself. Images are links here,
+since the page loads nothing from elsewhere, and no style is written, which its content policy
+forbids.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST = 50_000
 """Characters; a longer text stays as it is."""
+_LEADS_OUT = re.compile("https?://|mailto:", re.IGNORECASE)
 
 
 def answers_html(steps: Iterable[Step]) -> dict[str, str]:
@@ -47,4 +50,5 @@ def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"html": False})
+    parser.validateLink = lambda url: _LEADS_OUT.match(url) is not None
     return parser.enable(["table", "strikethrough"]).disable("image")

@@ -14,6 +14,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 from server_cases import Served, echo, fill, problem, serving
 
 from hybridagi_steps import AgentStep, Step, StepMemory
+from hybridagi_steps.server.markdown import as_html
 from hybridagi_steps.server.schemas import WholeRun
 
 
@@ -243,3 +244,10 @@ def test_a_run_is_judged_by_how_its_like_ended(served: Served, memory: StepMemor
     assert found["loops"] == []
     assert "first_trouble" not in served.client.get("/runs/past-2/outlook").json()
     assert served.client.get("/runs/nowhere/outlook").status_code == 404
+
+
+def test_only_other_pages_and_mails_are_links_in_what_was_said() -> None:
+    for url in ("http://a.org", "HTTPS://a.org/x#y", "mailto:ann@a.org"):
+        assert f'href="{url}"' in as_html(f"[x]({url})")
+    for url in ("#token=x", "/sessions", "//a.org", "blob:x", "intent:x", "data:image/png,x"):
+        assert "<a" not in as_html(f"[x]({url}) <{url}> ![x]({url}) [r]\n\n[r]: {url}")
