@@ -32,7 +32,7 @@ class Scoring(ABC):
 
         Raises:
             UnknownRunError: No step carries this run id.
-            InvalidStepError: The value is no finite number.
+            InvalidStepError: The value is no finite number, or the feedback cannot be stored.
         """
         check_score(value)
         if feedback is not None and self.redact is not None:

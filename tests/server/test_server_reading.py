@@ -13,9 +13,10 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 from server_cases import Served, echo, fill, problem, serving
 
-from hybridagi_steps import AgentStep, Step, StepMemory
+from hybridagi_steps import AgentStep, Step, StepMemory, errors
 from hybridagi_steps.server.markdown import as_html
 from hybridagi_steps.server.schemas import WholeRun
+from hybridagi_steps.stores.body import MAX_STEP_BYTES
 
 
 @pytest.fixture
@@ -251,3 +252,14 @@ def test_only_other_pages_and_mails_are_links_in_what_was_said() -> None:
         assert f'href="{url}"' in as_html(f"[x]({url})")
     for url in ("#token=x", "/sessions", "//a.org", "blob:x", "intent:x", "data:image/png,x"):
         assert "<a" not in as_html(f"[x]({url}) <{url}> ![x]({url}) [r]\n\n[r]: {url}")
+
+
+def test_feedback_that_no_store_can_hold_is_refused(served: Served, memory: StepMemory) -> None:
+    body = b'{"value": 1.0, "feedback": "\\ud800"}'
+    headers = {"Content-Type": "application/json"}
+    refused = served.client.post("/runs/run-1/score", content=body, headers=headers)
+    assert refused.status_code == 422, refused.text
+    for feedback in ("\ud800", "x" * (MAX_STEP_BYTES + 1)):
+        with pytest.raises(errors.InvalidStepError, match="the feedback on run 'run-1'"):
+            memory.score("run-1", 1.0, feedback)
+    memory.score("run-1", 1.0, "fine")

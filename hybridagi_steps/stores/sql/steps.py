@@ -18,6 +18,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary, SessionSummary
+from hybridagi_steps.stores.body import MAX_STEP_BYTES
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import Connection, Tables, is_storable, many
@@ -253,6 +254,13 @@ class StepReading(Tables):
         """Set a run's score."""
         if feedback is not None and not isinstance(feedback, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidStepError(f"the feedback on run {run_id!r} is {feedback!r}; give a text.")
+        if feedback is not None and not (
+            is_storable(feedback) and len(feedback.encode()) <= MAX_STEP_BYTES
+        ):
+            raise InvalidStepError(
+                f"the feedback on run {run_id!r} holds a lone surrogate, or is longer than "
+                f"{MAX_STEP_BYTES:,} bytes; give another text."
+            )
         if not math.isfinite(value):
             raise InvalidStepError(f"the score of run {run_id!r} is {value}; give a finite number.")
         self._catch_up()
