@@ -125,7 +125,7 @@ class TokenFile(Tokens):
         """Return what is another when the file is; None where there is none."""
         with suppress(OSError):
             found = self._path.stat()
-            return found.st_ino, found.st_mtime_ns, found.st_size
+            return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
         return None
 
 
@@ -139,7 +139,7 @@ def read_tokens(text: str) -> dict[str, Caller]:
     """
     found: dict[str, Caller] = {}
     lines: dict[bytes, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         try:
             if words := shlex.split(line, comments=True):
                 token, named, *more = words

@@ -103,3 +103,19 @@ def test_a_token_is_known_as_long_as_its_line_stands_there(
     assert "line 1" in caplog.text
     third = add(file, "--user", "eve").stdout.strip().encode()
     assert user(third) == "eve"
+
+
+def test_a_file_that_was_written_is_read_again_though_its_time_was_put_back(tmp_path: Path) -> None:
+    file, admin = tmp_path / "tokens.txt", Caller(frozenset({TokenScope.ADMIN}))
+    file.write_text("abcdefghijklmnop read user=ann\n")
+    known, before = TokenFile(file, {"the-token-of-the-operator": admin}), file.stat()
+    assert known.caller(b"abcdefghijklmnop")
+    file.write_text("qrstuvwxyzabcdef read user=ann\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert known.caller(b"abcdefghijklmnop") is None
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_a_line_ends_where_editors_end_it(end: str) -> None:
+    read = read_tokens(f"abcdefghijklmnop read user=ann # was{end}qrstuvwxyzabcdef admin\r\n")
+    assert list(read) == ["abcdefghijklmnop"]
