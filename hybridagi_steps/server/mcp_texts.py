@@ -2,11 +2,12 @@
 
 Five hits take 2,000 characters at most, and a page of a run 6,000; an id leads to the details. What
 is quoted was said by anybody: it stands in one line with what names it, so that it begins none
-itself, and no mark of a chat template acts in it.
+itself, no mark of a chat template acts in it, and what is shown is what it says.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -29,6 +30,10 @@ _LEAST = 60
 _LONGEST_VALUE = 4_000
 """Characters of one text among the details of a step."""
 _DEEPEST = 6
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters that are no white space, and those that turn the direction of a text."""
 
 
 def hit_lines(hits: Sequence[StepHit], query: str | None) -> str:
@@ -42,7 +47,7 @@ def hit_lines(hits: Sequence[StepHit], query: str | None) -> str:
 def run_lines(runs: Iterable[RunSummary]) -> str:
     """Return runs, newest first."""
     told = (
-        f"{run.run_id}: {run.started_at[:16]}, {_counted(run.steps, run.errors)}, {run.title}"
+        f"run {run.run_id}: {run.started_at[:16]}, {_counted(run.steps, run.errors)}, {run.title}"
         for run in runs
     )
     return "\n".join([PREFACE, *map(_flat, told)])
@@ -102,4 +107,4 @@ def _counted(steps: int, errors: int) -> str:
 
 
 def _flat(text: str) -> str:
-    return " ".join(inert(text).split())
+    return " ".join(inert(_UNSEEN.sub("", text)).split())

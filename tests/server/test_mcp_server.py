@@ -22,7 +22,8 @@ from mcp.types import TextContent
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS
-from hybridagi_steps.server.mcp_texts import FIVE_HITS, PAGE
+from hybridagi_steps.records.store_values import RunSummary
+from hybridagi_steps.server.mcp_texts import FIVE_HITS, PAGE, run_lines, run_outline
 
 TOOLS = ("search_steps", "get_run", "get_step", "add_step")
 HELLO = {
@@ -118,7 +119,7 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
         assert details["inputs"]["arguments"] == {"id": 7}
         assert "vector" not in details
         listed_runs = await tools.session.read_resource("steps://runs")
-        assert "run-1: " in str(listed_runs)
+        assert "\\nrun run-1: " in str(listed_runs)
         assert run in str(await tools.session.read_resource("steps://runs/run-1")).replace(
             "\\n", "\n"
         )
@@ -245,3 +246,14 @@ def test_ctrl_c_ends_it_while_it_waits_for_its_client(tmp_path: Path, ignored: b
             process.kill()
         assert process.stderr.read() == b""
     assert not list(tmp_path.glob("*-wal")), "the memory was not closed"
+
+
+def test_no_run_begins_a_line_itself_or_turns_one_around() -> None:
+    then = "2026-01-01T00:00:00Z"
+    title = "a\x1b[31m\x00b\u202ec\u2066d\te"
+    run = RunSummary("system", None, None, 1, 0, "s", then, then, None, None, title=title)
+    assert run_lines([run]).splitlines()[1:] == [
+        "run system: 2026-01-01T00:00, 1 step, a[31mbcd e",
+    ]
+    step = AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "x\x9b\u200fy"})
+    assert "xy" in run_outline("r", [step], 0)
