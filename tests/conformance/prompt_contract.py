@@ -143,3 +143,11 @@ class PromptContract:
             connection.execute(f"UPDATE {table} SET body = ? WHERE body = ?", (changed, blob))  # pyright: ignore[reportUnknownMemberType]
         with pytest.raises(DamagedFileError, match="the prompt of step 'a'"):
             kept(store, "a")
+        assert any("a prompt, or a part of one" in line for line in store.verify())
+        store.append([step(id="b")])
+        keep(store, b=asked("q"))
+        assert kept(store, "b") == {"b": [asked("q")]}, "a damaged part is not shared"
+        [before] = store.get(["a"])
+        store.append([before.model_copy(update={"scope": "apart"})], replace=True)
+        store.forget_prompts(["a"])  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        assert store.verify() == []

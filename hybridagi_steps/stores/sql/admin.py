@@ -341,6 +341,8 @@ class AdminTables(BranchTables, RevocationTables):
             )
             for checked in CHECKED_TABLES
         ]
+        prompts = "a prompt, or a part of one, that is not as it was written"
+        lines.append(self._line(prompts, self._changed_prompts))
         return list(dict.fromkeys(line for line in lines if line))
 
     def _line(self, what: str, broken: Callable[[Connection], Sequence[Any]]) -> str:

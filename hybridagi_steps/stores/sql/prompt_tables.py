@@ -7,8 +7,10 @@ them stands in `prompt_use`, so that no prompt needs to be read for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.stores.checksums import ChecksumError, damaged, row_checksum
 from hybridagi_steps.stores.prompts import Prompt, hashes_in, packed, unpacked
@@ -32,9 +34,13 @@ _PROMPTS = """SELECT step_id, body, checksum FROM prompt
     WHERE namespace = ? AND step_id IN (SELECT value FROM json_each(?))"""
 _PARTS = """SELECT hash, body FROM prompt_part
     WHERE namespace = ? AND hash IN (SELECT value FROM json_each(?))"""
-_KNOWN_PARTS = _PARTS.replace("hash, body", "hash")
+_ALL_PROMPTS = """SELECT namespace, step_id, body, checksum FROM prompt
+    WHERE (namespace, step_id) > (?, ?) ORDER BY namespace, step_id LIMIT 100"""
+_ALL_PARTS = """SELECT namespace, hash, body FROM prompt_part
+    WHERE (namespace, hash) > (?, ?) ORDER BY namespace, hash LIMIT 100"""
 _KEEP = "INSERT INTO prompt (namespace, step_id, body, checksum) VALUES (?, ?, ?, ?)"
-_KEEP_PART = "INSERT INTO prompt_part (namespace, hash, body) VALUES (?, ?, ?)"
+_KEEP_PART = """INSERT INTO prompt_part (namespace, hash, body) VALUES (?, ?, ?)
+    ON CONFLICT (namespace, hash) DO UPDATE SET body = excluded.body"""
 _KEEP_USE = "INSERT INTO prompt_use (namespace, hash, step_id) VALUES (?, ?, ?)"
 PROMPT_INVARIANTS = {
     "a prompt of a step that is gone": """SELECT p.step_id FROM prompt p WHERE NOT EXISTS
@@ -66,7 +72,9 @@ class PromptTables(StepReading):
         key, parts = self._namespace, dict[str, bytes]()
         for prompt in prompts.values():
             parts.update(prompt.parts)
-        known = {*self._column(connection, _KNOWN_PARTS, key, many(parts))}
+        # A part that is not whole any more is written anew.
+        stored = connection.execute(_PARTS, (key, many(parts)))
+        known = {name for name, part in stored if _is_whole(part, name)}
         fresh = [(key, name, packed(parts[name])) for name in parts if name not in known]
         connection.executemany(_KEEP_PART, fresh)
         uses = [(key, name, step_id) for step_id, each in prompts.items() for name in each.parts]
@@ -85,7 +93,24 @@ class PromptTables(StepReading):
         before = self._read(connection, [*rows.values()]).values()
         said = {old.id: (old.inputs, old.outputs) for old in before}
         same = [id_text(new.id) for new in steps if said.get(new.id) == (new.inputs, new.outputs)]
-        return self._read_prompts(connection, same)
+        found: dict[str, Prompt] = {}
+        for step_id in same:
+            with suppress(DamagedFileError):  # nobody can read it, so that nothing is lost
+                found |= self._read_prompts(connection, [step_id])
+        return found
+
+    def _changed_prompts(self, connection: Connection) -> list[str]:
+        """Return the steps and hashes of prompts and parts that are not as they were written."""
+        changed: list[str] = []
+        last: tuple[int, str] = (0, "")
+        while rows := connection.execute(_ALL_PROMPTS, last).fetchall():
+            last = rows[-1][:2]
+            changed += [name for _, name, *row in rows if not _is_whole_body(name, *row)]
+        last = (0, "")
+        while rows := connection.execute(_ALL_PARTS, last).fetchall():
+            last = rows[-1][:2]
+            changed += [name for _, name, part in rows if not _is_whole(part, name)]
+        return changed
 
     def prompts_of(self, step_ids: Sequence[str]) -> dict[str, Prompt]:
         """Return the prompts of steps."""
@@ -100,9 +125,7 @@ class PromptTables(StepReading):
         self, connection: Connection, step_id: str, blob: Any, checksum: int
     ) -> Prompt:
         try:
-            body = unpacked(blob)
-            if row_checksum(step_id, body.decode()) != checksum:
-                raise ChecksumError
+            body = _body(step_id, blob, checksum)
             asked = (self._namespace, many(names := hashes_in(body)))
             parts = {n: unpacked(part, n) for n, part in connection.execute(_PARTS, asked)}
             if missing := set(names) - parts.keys():
@@ -135,3 +158,23 @@ class PromptTables(StepReading):
 
     def _prompts_asked(self, step_ids: Sequence[str]) -> tuple[int, Any]:
         return self._namespace, many(filter(is_storable, map(id_text, step_ids)))
+
+
+def _body(step_id: str, blob: Any, checksum: int) -> bytes:
+    """Return the body of a prompt; ValueError when it is another than was written."""
+    body = unpacked(blob)
+    if row_checksum(step_id, body.decode()) != checksum:
+        raise ChecksumError
+    return body
+
+
+def _is_whole_body(step_id: str, blob: Any, checksum: int) -> bool:
+    with suppress(ValueError):
+        return bool(_body(step_id, blob, checksum))
+    return False
+
+
+def _is_whole(part: Any, name: str) -> bool:
+    with suppress(ValueError):
+        return bool(unpacked(part, name))
+    return False
