@@ -280,9 +280,10 @@ def test_no_word_costs_a_call_when_many_documents_are_added(
     documents = [(row, [f"w{(row + n) % 500}" for n in range(80)]) for row in range(2_000)]
     calls = 0
 
-    def counted(_frame: Any, event: str, _argument: Any) -> None:
+    def counted(frame: Any, event: str, _argument: Any) -> None:  # not what a collection runs
         nonlocal calls
-        calls += event in ("call", "c_call")
+        ours = str(frame.f_globals.get("__name__")).startswith("hybridagi_steps.search")
+        calls += ours and event in ("call", "c_call")
 
     index, before = LexicalIndex(), sys.getprofile()
     sys.setprofile(counted)
@@ -291,7 +292,7 @@ def test_no_word_costs_a_call_when_many_documents_are_added(
         index.match(["w7"]).top(1)
     finally:
         sys.setprofile(before)
-    assert calls <= 4 * len(documents)
+    assert len(documents) <= calls <= 4 * len(documents)
 
 
 def test_making_blocks_takes_a_fraction_of_the_words_beside_them(
