@@ -21,7 +21,7 @@ from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
-from hybridagi_steps.records.store_values import Erased, details_id
+from hybridagi_steps.records.store_values import DENIALS, RULES, Erased, details_id
 from hybridagi_steps.stores.prompts import forget_prompts_beyond, sessions_reading
 from hybridagi_steps.validation import in_every_scope
 
@@ -67,6 +67,7 @@ def erase(
     # First of all, so that a purge that was cut short finds the same when it is repeated.
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
     for name in doomed.sessions:
+        count += store.delete([id_text(s.id) for s in _of_user(_steps_beside(store, name), by)])
         messages, steps_gone = store.delete_session(name, by=by)
         count += steps_gone if doomed.messages else messages + steps_gone
     steps = [*_of_user((step for each in meant for step in store.iter_steps(each)), by)]
@@ -125,8 +126,10 @@ def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
     # Those that only the runs of their messages say whose they are.
     of_runs = set(_whole_sessions(store, where))
     for session_id in sorted({*_sessions_near(store, where.user_id), *of_runs}):
-        users = {step.user_id for step in _steps_of(store, session_id)} - {None}
-        users |= _authors_of(store, session_id)
+        users = {*map(_speaker, _steps_of(store, session_id))}
+        with suppress(UnknownSessionError):
+            users |= {message.user_id for message in _messages_of(store, session_id)}
+        users -= {None}
         if session_id in of_runs:
             users = {where.user_id}
         if users == {where.user_id}:
@@ -192,14 +195,6 @@ def _sessions_near(store: StoreBackend, user_id: str) -> list[str]:
     )
 
 
-def _authors_of(store: StoreBackend, session_id: str) -> set[str]:
-    """Return the users that the messages of a session and of its attempts name."""
-    with suppress(UnknownSessionError):
-        said = _messages_of(store, session_id)
-        return {message.user_id for message in said if message.user_id is not None}
-    return set()
-
-
 def _messages_of(store: StoreBackend, session_id: str) -> Iterator[Step]:
     """Yield the messages of a session and of its attempts; shared ones come several times."""
     for branch in store.attempts(session_id):
@@ -208,19 +203,24 @@ def _messages_of(store: StoreBackend, session_id: str) -> Iterator[Step]:
 
 def _steps_of(store: StoreBackend, session_id: str) -> list[AgentStep]:
     """Return the AgentSteps of a session and of its attempts, those that only name it included."""
-    named = list(store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE)))
-    try:
-        attempts = store.attempts(session_id)
-    except UnknownSessionError:
-        return named
-    known = {id_text(step.id) for step in named}
-    hidden = [
-        step_id
-        for branch in attempts
-        for _, step_id in store.pinned_steps(session_id, branch_id=branch.branch_id)
-        if step_id not in known
-    ]
-    return [*named, *store.get(hidden)]
+    pinned: dict[str, None] = {}
+    with suppress(UnknownSessionError):
+        for branch in store.attempts(session_id):
+            pins = store.pinned_steps(session_id, branch_id=branch.branch_id)
+            pinned |= dict.fromkeys(step_id for _, step_id in pins)
+    return [*_steps_beside(store, session_id), *store.get([*pinned])]
+
+
+def _steps_beside(store: StoreBackend, session_id: str) -> list[AgentStep]:
+    """Return the AgentSteps that name a session and stand at no message, as before its first."""
+    pinned = {step_id for _, step_id in store.pinned_steps(session_id)}
+    named = store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE))
+    return [step for step in named if id_text(step.id) not in pinned]
+
+
+def _speaker(step: AgentStep) -> str | None:
+    """Return whose a step says the words around it are; a rule is only about whom it names."""
+    return None if step.scope in (RULES, DENIALS) else step.user_id
 
 
 class _Turn(NamedTuple):
@@ -247,13 +247,10 @@ def _own_turns(
     of_run: dict[str, set[str]] = defaultdict(set)
     for sequence, step_id in pins:
         step = pinned.get(step_id)
-        if step is not None and step.user_id is not None:
-            at[sequence].add(step.user_id)
-            of_run[step.run_id or ""].add(step.user_id)
-    # Steps that name the session and stand nowhere were recorded before it had messages.
-    for step in store.iter_steps(StepFilter(session_id=session_id, scope=EVERY_SCOPE)):
-        if id_text(step.id) not in pinned and step.user_id is not None:
-            at[1].add(step.user_id)
+        if step is not None and (user := _speaker(step)) is not None:
+            at[sequence].add(user)
+            of_run[step.run_id or ""].add(user)
+    at[1] |= {user for user in map(_speaker, _steps_beside(store, session_id)) if user is not None}
     turns: list[_Turn] = []
     for messages in _turns(line):
         first, *rest = (at[message.sequence] for message in messages)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from json import dumps
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -30,7 +31,10 @@ REVOKED = "revoked"
 """The scope that revoked steps show."""
 UNREVOKED = "* but revoked"
 """The scope that shows all but revoked steps: what `*` is to whoever recalls."""
+RULES, DENIALS = "consent_rule", "consent_denial"
+"""The scopes of rules that allow a tool, in the line of a session; that deny one, beside it."""
 _DETAILS = UUID("2b0f5a0e-6f0b-4c55-9a35-8f3c1f1b7f42")
+_DENIED = UUID("8d5c2e1a-40f7-5b93-a6de-3c9b7f10e258")
 MESSAGE_ROWS = 2**40
 """Rows from here on are messages of sessions: this plus the row that the message itself has."""
 
@@ -53,6 +57,16 @@ def owner(of_run: Set[str], of_sessions: Set[str]) -> str | Set[str] | None:
 def details_id(session_id: str) -> str:
     """Return the id of the step that keeps a session's title, so that who erases one finds it."""
     return str(uuid5(_DETAILS, session_id))
+
+
+def denial_id(tool: str, session_id: str | None, user_id: str | None) -> str:
+    """Return the id of the rule that denies a tool in a session, to a user, or both."""
+    return str(uuid5(_DENIED, dumps([tool, session_id, user_id])))
+
+
+def line_of(step: AgentStep) -> str | None:
+    """Return the session in whose line a step stands, unless it stands beside it."""
+    return None if step.scope == DENIALS else step.session_id
 
 
 def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -28,6 +28,7 @@ from hybridagi_steps.running.hooks import DENIED, Consents, HookCaller, RunInfo
 from hybridagi_steps.running.limits import Meter, StepRunnerConfig
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.stopping import RunStopped, Stop, Threads
+from hybridagi_steps.running.stored_consents import ConsentRules
 from hybridagi_steps.running.streaming import EventStream, Piece
 from hybridagi_steps.running.turn import ToolTurn, Turn
 
@@ -90,6 +91,7 @@ class ActiveRun:
             self.events,
             self.hooks.failed,
             self._lost,
+            None if parent is None else parent.denies,
         )
         self.threads = Threads(recorded.id)
         self.stopped: Stop | None = None
@@ -137,6 +139,12 @@ class ActiveRun:
         if over is not None:
             self.stop(over)
             self.check()
+
+    def denies(self, tool: str) -> bool:
+        """Whether stored rules deny a tool to this run or one around it; may block."""
+        info, rules = self.info, self.consent
+        own = isinstance(rules, ConsentRules) and rules.denies(tool, info.session_id, info.user_id)
+        return own or (self.parent is not None and self.parent.denies(tool))
 
     def piece(self, piece: Piece) -> bool:
         """Show what a model has just said; return whether the reader was woken for it."""

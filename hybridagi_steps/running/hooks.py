@@ -183,6 +183,7 @@ class Consents:
         failed: Takes what the callable raised.
         memory: Where a question that waits is stored, and its answer before the tool begins.
         lost: Takes the conflict when another run has answered a question; returns what to raise.
+        around: Whether runs around this one are denied a tool for good; may block.
     """
 
     def __init__(
@@ -193,9 +194,10 @@ class Consents:
         events: EventStream,
         failed: Callable[[str, BaseException], None],
         lost: Callable[[Exception], BaseException],
+        around: Callable[[str], bool] | None,
     ) -> None:
         self._memory, self._consent, self._timeout = memory, consent, timeout_seconds
-        self._events, self._failed, self._lost = events, failed, lost
+        self._events, self._failed, self._lost, self._around = events, failed, lost, around
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self.decided: dict[str, bool] = {}
@@ -288,7 +290,8 @@ class Consents:
         answer: object = None
         try:
             with no_exit("consent"):
-                answer = consent(request)
+                denied = self._around is not None and self._around(request.tool)
+                answer = False if denied else consent(request)
         except (Exception, ProgramExitError) as error:
             self._failed("consent", error)
         if answer is not None and not inspect.isawaitable(answer):
@@ -301,6 +304,9 @@ class Consents:
     async def _decided(self, consent: Consent, request: ToolRequest) -> bool | None:
         try:
             with no_exit("consent"):
+                around = self._around
+                if around is not None and await in_thread(partial(around, request.tool)):
+                    return False
                 answer = consent(request)
                 return self._read(await answer if inspect.isawaitable(answer) else answer)
         except TimeoutError:

@@ -1,9 +1,13 @@
 """Stored consents: questions that wait for an answer, and rules that answer them.
 
-Both are Decisions in a scope of their own, which no search shows unless it is named. Nothing else
+They are Decisions in scopes of their own, which no search shows unless one is named. Nothing else
 keeps them: they are erased with their session and their user, copied with the memory, and the same
 in every store. A question names its call and holds no argument: that stands in the call. What comes
 from somebody else's file or over MCP consents to nothing.
+
+A rule that allows stands in its session's line, and ends where that is taken back. One that denies
+stands beside the line, under an id made of what it denies, and is looked up by that: neither a
+retry, nor `revoke`, nor `forget`, nor any number of other rules comes between.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from hybridagi_steps.errors import DuplicateStepError, InvalidSettingError, Sequ
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.records.store_values import DENIALS, REVOKED, RULES, denial_id
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
+from hybridagi_steps.stores.hygiene import PINNED
 
-QUESTIONS, RULES = "consent", "consent_rule"
-"""The scopes of questions and of rules."""
+QUESTIONS = "consent"
+"""The scope of questions."""
 _STEP = "call_step_id"
 _ALLOW, _DENY = "allow", "deny"
 _MOST = 1_000
@@ -42,8 +48,10 @@ class ConsentRule(NamedTuple):
 class ConsentRules:
     """Rules about tools that are stored in a memory; itself a consent for `StepRunnerConfig`.
 
-    A rule that denies stands above one that allows. A session's rule stands in its line as a
-    message does: a fork made after it has it, one made before it is asked again.
+    A rule that denies stands above one that allows, and holds for agents used as tools, too. What
+    is allowed in a session stands in its line as a message does: a fork made after it has it, one
+    made before it is asked again. What is denied holds whatever is retried or deleted, and in every
+    fork made since.
 
     Args:
         memory: Where the rules are kept, and erased with their session or user.
@@ -58,9 +66,8 @@ class ConsentRules:
 
     async def __call__(self, request: ToolRequest) -> Answer:
         """Return what the rules say of a tool call."""
-        found = await in_thread(partial(self._about, request))
-        if found:
-            return all(rule.allowed for rule in found)
+        if (known := await in_thread(partial(self._said_of, request))) is not None:
+            return known
         answer = None if self._otherwise is None else self._otherwise(request)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -74,6 +81,8 @@ class ConsentRules:
     ) -> ConsentRule:
         """Store a rule about a tool in a session, for a user, or for a user in a session.
 
+        One that denies is one however often it is stored; `forget` leaves it.
+
         Raises:
             InvalidSettingError: No tool, or neither a session nor a user: that is for the program.
         """
@@ -84,33 +93,50 @@ class ConsentRules:
                 "a rule is for a session_id, a user_id or both; what every run may do is said by "
                 "a consent of the program's own."
             )
-        step = _decision(tool, "always", session_id, user_id, RULES)
+        scope = RULES if allowed else DENIALS
+        step = _decision(tool, "always", session_id, user_id, scope)
         step.outputs, step.status = {"choice": _ALLOW if allowed else _DENY}, "ok"
-        self._memory.add(step)
+        if not allowed:
+            step.id, step.metadata = denial_id(tool, session_id, user_id), {PINNED: True}
+        self._memory.update(step)
         return _rule(step)
 
     def list(
         self, *, session_id: str | None = None, user_id: str | None = None
     ) -> list[ConsentRule]:
         """Return the rules of a session, of a user, or all, oldest first."""
-        return self._found(session_id=session_id, user_id=user_id)
+        asked = {"session_id": session_id, "user_id": user_id}
+        found = self._found(RULES, **asked) + self._found(DENIALS, **asked)
+        # Denials hold though they are revoked, so that they are shown.
+        found += [step for step in self._found(REVOKED, **asked) if step.scope == DENIALS]
+        return [_rule(step) for step in sorted(found, key=lambda step: step.created_at)]
 
     def revoke(self, rule_id: str) -> bool:
         """Delete a rule; return whether it was there."""
         [*steps] = self._memory.get_steps([rule_id])
-        return any(step.scope == RULES for step in steps) and self._memory.delete(rule_id) > 0
+        known = any(step.scope in (RULES, DENIALS) for step in steps)
+        return known and self._memory.delete(rule_id) > 0
 
-    def _about(self, request: ToolRequest) -> list[ConsentRule]:
-        named = self._found(tools=[request.tool], session_id=request.session_id)
-        found = [rule for rule in named if rule.user_id in (None, request.user_id)]
+    def denies(self, tool: str, session_id: str, user_id: str | None) -> bool:
+        """Whether a tool is denied for good in a session, or to a user; may block."""
+        asked = {(session_id, None), (session_id, user_id), (None, user_id)} - {(None, None)}
+        found = self._memory.get_steps([denial_id(tool, *each) for each in asked])
+        return any(step.scope == DENIALS and source_of(step.metadata) is None for step in found)
+
+    def _said_of(self, request: ToolRequest) -> bool | None:
+        """Return what the rules say; None when they say nothing."""
+        if self.denies(request.tool, request.session_id, request.user_id):
+            return False
+        named = self._found(RULES, tools=[request.tool], session_id=request.session_id)
+        found = [step for step in named if step.user_id in (None, request.user_id)]
         if request.user_id is not None:
-            users = self._found(tools=[request.tool], user_id=request.user_id)
-            found += [rule for rule in users if rule.session_id is None]
-        return found
+            users = self._found(RULES, tools=[request.tool], user_id=request.user_id)
+            found += [step for step in users if step.session_id is None]
+        return all(map(answered, found)) if found else None
 
-    def _found(self, **where: Any) -> list[ConsentRule]:
-        found = self._memory.find({"scope": RULES, **where}, limit=_MOST).steps
-        return [_rule(step) for step in found if source_of(step.metadata) is None]
+    def _found(self, scope: str, **where: Any) -> list[AgentStep]:
+        steps = self._memory.iter_steps({"scope": scope, **where})
+        return [step for step in steps if source_of(step.metadata) is None]
 
 
 def check_answer(allowed: object) -> None:

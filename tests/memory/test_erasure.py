@@ -126,6 +126,15 @@ def test_any_order_of_steps_and_messages(
     check_gone(memory, tmp_path, ANN)
 
 
+def test_steps_that_only_name_the_session_of_a_user_go_with_it(
+    memory: StepMemory, repo: SessionRepository
+) -> None:
+    memory.add(step(None, text="recorded before the session had messages"))
+    run(repo.commit("s", [ask("a question")], [step("ann")]))
+    memory.purge({"user_id": "ann"})
+    assert [*memory.iter_steps()] == []
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_in_a_fork_of_another_user_the_places_stay(
     memory: StepMemory, repo: SessionRepository, tmp_path: Path, first: bool

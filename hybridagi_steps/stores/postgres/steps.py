@@ -19,7 +19,7 @@ from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, SpellingConnection
 from hybridagi_steps.stores.postgres.schema import DURABLY
@@ -185,7 +185,7 @@ class PostgresSteps(PostgresTables, StepWriting):
 
     def _append_one(self, step: AgentStep) -> int:
         step_id = id_text(step.id)
-        reads = step.session_id is not None
+        reads = line_of(step) is not None
         insert = _INSERT_IN_SESSION if reads else _INSERT
         inserted = self._db.insert(insert, self._values(step_id, step), reads=reads)
         if inserted is None:
@@ -205,7 +205,7 @@ class PostgresSteps(PostgresTables, StepWriting):
         if stored:  # nobody else adds to the namespace until this is committed
             raise DuplicateStepError(next(one for one in ids if one in stored))
         given = list(zip(ids, steps, strict=True))
-        sessions = {step.session_id for step_id, step in given if step_id not in pins}
+        sessions = {line_of(step) for step_id, step in given if step_id not in pins}
         ends = self._ends_of(connection, sessions)
         cast("SpellingConnection", connection).copy(
             "agent_step",
@@ -213,7 +213,7 @@ class PostgresSteps(PostgresTables, StepWriting):
             (
                 (
                     row,
-                    *(pins.get(step_id) or ends[step.session_id]),
+                    *(pins.get(step_id) or ends[line_of(step)]),
                     *self._values(step_id, step).values(),
                 )
                 for row, (step_id, step) in zip(rows, given, strict=True)

@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from uuid import UUID
 
 from hybridagi_steps.errors import SequenceConflictError
+from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.message import Step, new_id, utc_now
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, Attempt, BranchPosition
+from hybridagi_steps.records.store_values import (
+    DENIALS,
+    MESSAGE_ROWS,
+    Attempt,
+    BranchPosition,
+    denial_id,
+)
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names
 from hybridagi_steps.stores.sql.lineage import (
@@ -35,6 +43,8 @@ from hybridagi_steps.stores.sql.tables import (
     runs_of,
 )
 
+_DENIALS = """SELECT row FROM step_view
+    WHERE namespace = ? AND session_id = ? AND branch_id IS NULL AND scope = ?"""
 _POINTED = "UPDATE branch SET pointed = 1 WHERE id = ?"
 _ATTEMPTS = """SELECT id, fork_sequence,
         (SELECT count(*) FROM message WHERE branch_id = b.id), reason, created_at
@@ -113,7 +123,22 @@ class BranchTables(SessionTables):
             self._create_session(
                 connection, made, shares=shares, forked_from=session_id, user_id=owner
             )
+            self._take_denials(connection, session_id, made)
         return made
+
+    def _take_denials(self, connection: Connection, session_id: str, fork: str) -> None:
+        """Let the rules of a session that deny a tool hold in a fork of it, whatever goes."""
+        key = (self._namespace, session_id, DENIALS)
+        found = self._read(connection, self._column(connection, _DENIALS, *key)).values()
+        rules = {denial_id(str(rule.tool), fork, rule.user_id): rule for rule in found}
+        known = self._rows_of(connection, [*rules])
+        new = [
+            rule.model_copy(update={"id": UUID(name), "session_id": fork})
+            for name, rule in rules.items()
+            if name not in known
+        ]
+        if new:
+            self._insert_all(connection, [id_text(rule.id) for rule in new], new, {})
 
     def branch_at(self, session_id: str, sequence: int, reason: str = "retry") -> int:
         """Start a branch after `sequence`; the session stays as it is."""

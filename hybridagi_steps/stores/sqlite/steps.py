@@ -21,7 +21,7 @@ from hybridagi_steps.errors import DuplicateStepError, StorageError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import CHAT_FORMATS
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import OPEN_END, TAKE_NUMBER, Row, row_checksums
@@ -311,9 +311,9 @@ class SqliteSteps(SqliteTables, StepWriting):
         step_id, body = id_text(step.id), encode_body(step)
         values = (self._namespace, step_id, body, crc32(body.encode(), self._namespace))
         try:
-            if step.session_id is None:
+            if (line := line_of(step)) is None:
                 return self._db.insert(_INSERT, values)
-            return self._db.insert(_INSERT_IN_SESSION, (*values, step.session_id))
+            return self._db.insert(_INSERT_IN_SESSION, (*values, line))
         except sqlite3.IntegrityError as error:
             raise DuplicateStepError(step_id) from error
 
@@ -326,12 +326,12 @@ class SqliteSteps(SqliteTables, StepWriting):
     ) -> list[int]:
         """Insert steps under their ids: pinned, or at the end of their session."""
         given = list(zip(ids, steps, strict=True))
-        sessions = {step.session_id for step_id, step in given if step_id not in pins}
+        sessions = {line_of(step) for step_id, step in given if step_id not in pins}
         ends = self._ends_of(connection, sessions)
         namespace = self._namespace
 
         def values(step_id: str, step: AgentStep) -> tuple[Any, ...]:
-            body, place = encode_body(step), pins.get(step_id) or ends[step.session_id]
+            body, place = encode_body(step), pins.get(step_id) or ends[line_of(step)]
             return (namespace, step_id, body, crc32(body.encode(), namespace), *place)
 
         first = OPEN_END  # what one statement inserts is not there when it fails
