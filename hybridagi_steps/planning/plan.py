@@ -116,7 +116,7 @@ class PlanStep(BaseModel):
     dependencies: list[StepId] = []
     """Ids of the steps that must have succeeded before."""
     needs: list[ArtifactName] = []
-    """Artifacts it cannot work without; it sees all those of its dependencies either way."""
+    """The artifacts of earlier steps that it sees; none named: all those of its dependencies."""
     artifacts: list[ArtifactName] = []
     """Names of what it hands on."""
     shapes: dict[ArtifactName, Annotated[Any, AfterValidator(check_shape)]] = {}

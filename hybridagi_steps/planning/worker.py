@@ -239,20 +239,19 @@ def artifacts_for(
 ) -> dict[str, Any]:
     """Return what a step sees of earlier steps: each artifact once, by `step.artifact`.
 
-    Those of its direct dependencies, and those it names in `needs` from further back.
+    All those of its direct dependencies; if it says what it needs, only that, also from further
+    back where no direct dependency makes it.
     """
-    direct = list(dict.fromkeys(step.dependencies))
-    seen = {
-        f"{maker}.{name}": value for maker in direct for name, value in made.get(maker, {}).items()
-    }
+    direct = dict.fromkeys(step.dependencies)
     near = {name for maker in direct for name in made.get(maker, {})}
-    further = [name for name in step.needs if name not in near]
-    if further:
-        upstream = plan.upstream(step.id)
-        for maker in (other.id for other in plan.steps if other.id in upstream):
-            own = made.get(maker, {})
-            seen |= {f"{maker}.{name}": own[name] for name in further if name in own}
-    return seen
+    wanted = set(step.needs) or near
+    back = plan.upstream(step.id) - set(direct) if wanted - near else set[str]()
+    return {
+        f"{maker}.{name}": value
+        for maker in (*direct, *(other.id for other in plan.steps if other.id in back))
+        for name, value in made.get(maker, {}).items()
+        if name in wanted and (maker in direct or name not in near)
+    }
 
 
 def _type_problem(name: str, value: object, types: ArtifactTypes | None) -> str | None:

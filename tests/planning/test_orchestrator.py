@@ -348,6 +348,29 @@ def test_artifacts_are_handed_on_once_and_only_to_those_who_depend() -> None:
     assert result.step("a").artifacts == {"out": "a!"}
 
 
+def test_a_step_that_says_what_it_needs_sees_that_alone() -> None:
+    seen: dict[str, set[str]] = {}
+
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        seen[work.step.id] = set(work.artifacts)
+        return Finished(artifacts=dict.fromkeys(work.step.artifacts, 1))
+
+    made = {"a": ["gold", "dust"], "b": ["iron", "rust"]}
+    needs = {"c": [], "d": ["iron"], "e": ["gold"], "f": ["gold", "rust"]}
+    plan = plan_of({"a": [], "b": ["a"], **{name: ["b"] for name in needs}})
+    for step in plan.steps:
+        step.artifacts, step.needs = made.get(step.id, []), needs.get(step.id, [])
+    assert Orchestrator(executor=execute).run(plan=plan).success
+    assert seen == {
+        "a": set(),
+        "b": {"a.gold", "a.dust"},
+        "c": {"b.iron", "b.rust"},
+        "d": {"b.iron"},
+        "e": {"a.gold"},
+        "f": {"a.gold", "b.rust"},
+    }
+
+
 def test_events_tell_the_plan_and_every_end() -> None:
     events: list[StepEvent] = []
     plan = plan_of({"a": [], "b": ["a"], "c": ["b"]})
