@@ -105,7 +105,7 @@ def openai_message(step: Step) -> JsonObject:
     if isinstance(content, list):
         given = cast("list[JsonObject]", content)
         parts = [openai_part(part, step.role) for part in given]
-        message["content"] = content = [part for part in parts if not _is_blank(part)]
+        message["content"] = content = [part for part in parts if not is_blank(part)]
     if not content or (isinstance(content, str) and not content.strip()):
         message["content"] = None if calls else _placeholder(step)
     return message
@@ -195,7 +195,7 @@ def _content_blocks(content: object, role: MessageRole) -> list[JsonObject]:
     if isinstance(content, str):
         return [_text_block(content)] if content.strip() else []
     parts = [anthropic_part(part, role) for part in cast("list[JsonObject]", content or [])]
-    return [part for part in parts if not _is_blank(part)]
+    return [part for part in parts if not is_blank(part)]
 
 
 def _sound_call(call: JsonObject) -> JsonObject:
@@ -233,7 +233,8 @@ def _text_block(text: str) -> JsonObject:
     return {"type": "text", "text": text}
 
 
-def _is_blank(part: JsonObject) -> bool:
+def is_blank(part: JsonObject) -> bool:
+    """Whether a content part is a text of white space, which providers refuse."""
     return part.get("type") == "text" and not str(part.get("text") or "").strip()
 
 

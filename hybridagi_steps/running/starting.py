@@ -25,7 +25,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps
-from hybridagi_steps.messages.provider_out import openai_messages
+from hybridagi_steps.messages.provider_out import is_blank, openai_messages
 from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.recording.recorder import user_recorded_for
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -297,14 +297,13 @@ def session_of(session: object) -> AgentSession:
 
 def check_message(message: object) -> None:
     """Check what a user says."""
-    if isinstance(message, str) and message:
+    given = [{"type": "text", "text": message}] if isinstance(message, str) else message
+    parts = cast("list[Any]", given) if isinstance(given, list) else []
+    mappings = all(isinstance(part, Mapping) for part in parts)
+    if mappings and not all(is_blank(part) for part in parts):
         return
-    if isinstance(message, list) and message:
-        parts = cast("list[Any]", message)
-        if all(isinstance(part, Mapping) for part in parts):
-            return
     raise MessageError(
-        f"the user's message is a text or a list of content parts, and not empty; got "
+        "the user's message is a text or a list of content parts, and neither empty nor blank; got "
         f"{message!r:.80}."
     )
 

@@ -24,6 +24,7 @@ from starlette.types import Message as AsgiMessage
 
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.store_values import BranchPosition
+from hybridagi_steps.running.starting import check_message
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import EVERYWHERE, PROBLEM_TYPE
 from hybridagi_steps.server.sse import EVENT_STREAM, Frame
@@ -104,8 +105,9 @@ class CompletionAsked(_Read):
     @field_validator("messages")
     @classmethod
     def _asks(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
-        if messages[-1].role != "user" or not messages[-1].content:
-            raise ValueError("the last message is the user's, and not empty")
+        if messages[-1].role != "user":
+            raise ValueError("the last message is the user's")
+        check_message(messages[-1].content)
         return messages
 
     @property

@@ -42,8 +42,9 @@ def _integer(value: object) -> object:
 Sequence = Annotated[int, Field(ge=1, le=LARGEST_SEQUENCE), BeforeValidator(_integer)]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 """As long as the store takes."""
-Message = Annotated[str, Field(min_length=1)] | Annotated[list[dict[str, Any]], Field(min_length=1)]
-"""A text, or a provider's content parts."""
+_Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
+Message = _Text | Annotated[list[dict[str, Any]], Field(min_length=1)]
+"""A text that is not blank, or a provider's content parts."""
 _STEPS_OF_A_PATH = (".", "..")
 
 

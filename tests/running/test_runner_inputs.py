@@ -160,7 +160,12 @@ def test_an_unclear_consent_is_a_no(memory: StepMemory, answer: Any) -> None:
     assert "tool_auth_denied" in [event.type.value for event in events]
 
 
-@pytest.mark.parametrize("message", [None, "", 5, [], ["a"], {"role": "user", "content": "a"}])
+BLANK = [" ", "\n\t", [{"type": "text", "text": " "}], [{"type": "text", "text": ""}] * 2]
+
+
+@pytest.mark.parametrize(
+    "message", [None, "", 5, [], ["a"], {"role": "user", "content": "a"}, *BLANK]
+)
 def test_a_message_that_is_none_is_refused_up_front(memory: StepMemory, message: Any) -> None:
     runner = StepRunner(bare, memory)
     with pytest.raises(MessageError, match="the user's message"):

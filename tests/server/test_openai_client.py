@@ -277,7 +277,8 @@ class TestRefusals:
         assert sessions(served) == {}
 
     @pytest.mark.parametrize(
-        "messages", [[], [assistant("Hi")], [user("")], [{"role": "tool", "content": "x"}]]
+        "messages",
+        [[], [assistant("Hi")], [user("")], [user(" ")], [{"role": "tool", "content": "x"}]],
     )
     def test_messages_that_ask_nothing_are_refused(self, served: Served, messages: Any) -> None:
         with pytest.raises(openai.UnprocessableEntityError) as refused:

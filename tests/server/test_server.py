@@ -321,6 +321,7 @@ class TestBadInput:
             ("/runs/run-1/consent", {"call_id": "c"}, "body.allowed"),
             ("/chat/stream/v2", {"session_id": "s"}, "body.message"),
             ("/chat/stream/v2", {"message": ""}, "body.message"),
+            ("/chat/stream/v2", {"message": " \n"}, "body.message"),
             ("/sessions/talk/retry", {"sequence": -1}, "body.sequence"),
             ("/sessions/talk/fork?at=2", {"sequence": 1}, "query.at"),
         ],
