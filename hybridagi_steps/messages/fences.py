@@ -3,8 +3,8 @@
 What is recalled was written by users, tools and models of other days. It is put between marks that
 carry a number made of the text itself, so that no text holds the mark that would end it, and robbed
 of whatever a fence, an adapter of DSPy or a chat template would take for more than text: a blank
-goes into the mark, so that a reader still sees what stood there. Every door of the package through
-which such text enters a prompt uses this one fence; see decision 12.
+goes into the mark, so that a reader still sees what stood there, and control characters go. Every
+door of the package through which such text enters a prompt uses this one fence; see decision 12.
 """
 
 from __future__ import annotations
@@ -87,7 +87,11 @@ _ALIKE = {
 """What looks like a part of a mark, beside what Unicode calls compatible (`＜`, `ｉ`)."""
 _UNSEEN = "\u200b"
 _ALSO_UNSEEN = "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
-_LINE_ENDS = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+_LINE_ENDS = "\n\r\u2028\u2029"
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters but tabs and line ends, and those that turn the direction of a text."""
 _LONGEST_ORIGIN = 128
 _NONCE_BYTES = 3
 
@@ -95,10 +99,12 @@ _NONCE_BYTES = 3
 def inert(text: str) -> str:
     """Return a text in which no mark of an adapter, a template or our own fences acts.
 
-    Once is as good as twice; a text without such marks comes back as it is.
+    Control characters are left out, those that are white space become blanks. Once is as good as
+    twice; a text without any of this comes back as it is.
 
     Complexity: linear in the text.
     """
+    text = _CONTROLS.sub(lambda found: " " if found[0].isspace() else "", text)
     plain = text.translate(_PLAIN)
     places: Sequence[int] = range(len(plain))
     if _UNSEEN in plain:

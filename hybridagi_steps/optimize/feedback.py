@@ -15,6 +15,7 @@ import orjson
 
 from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.memory import OPEN_MEMORIES, StepMemory
+from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.optimize.outlook import Outlook, outlook
 from hybridagi_steps.optimize.patterns import call_text, called, find_loops
 from hybridagi_steps.optimize.stored_runs import check_memory, run_in_order, steps_given
@@ -133,8 +134,7 @@ def _low(found: Outlook) -> Iterator[str]:
 def _within(lines: Sequence[str], max_chars: int) -> str:
     kept, room = list[str](), max_chars - len(_CAUTION)
     for told in lines:
-        # Texts of tools go to a model here: neither control characters nor DSPy's field marks.
-        line = "".join(filter(str.isprintable, told)).replace("[[ ##", "##")
+        line = inert("".join(filter(str.isprintable, told)))  # texts of tools go to a model here
         room -= len(line) + 1
         if room < 0:
             break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -15,8 +14,6 @@ _LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
 """Attempts are told of that score at least this share of the best one; so many; not of fewer."""
 _FEEDBACK, _FAILED = 80, 0.5
 _MARKS = re.compile(r"\[\[ ?## ?|## ?\]\]")
-_BREAKS = ("Cc", "Zl", "Zp")
-"""Unicode's categories of control characters and line ends; those of "Cf" are not seen."""
 
 
 class RecalledDemo(NamedTuple):
@@ -94,7 +91,6 @@ def _said_of(hit: StepHit) -> str:
 
 def _quotable(text: str) -> str:
     """Return a text as one short line for use between quotation marks, unable to act."""
-    kinds = {character: unicodedata.category(character) for character in set(text)}
-    seen = (" " if kinds[each] in _BREAKS else each for each in text if kinds[each] != "Cf")
-    line = " ".join(_MARKS.sub(" ", "".join(seen)).split())
+    seen = "".join(filter(str.isprintable, " ".join(text.split())))
+    line = " ".join(_MARKS.sub(" ", seen).split())
     return inert(line[:_FEEDBACK].replace('"', "'"))

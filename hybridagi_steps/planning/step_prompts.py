@@ -295,7 +295,8 @@ def _files(
         if fitting:
             shown[path] = fitting
             if not note and inert(fitting) != fitting:
-                note = f"{path}: marks of chat templates in it are shown with a blank inside"
+                changed = "control characters left out, a blank inside of marks of chat templates"
+                note = f"{path}: shown with {changed}"
         if note:
             cut.append(note)
     return shown, cut

@@ -7,7 +7,6 @@ itself, no mark of a chat template acts in it, and what is shown is what it says
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -30,10 +29,6 @@ _LEAST = 60
 _LONGEST_VALUE = 4_000
 """Characters of one text among the details of a step."""
 _DEEPEST = 6
-_UNSEEN = re.compile(
-    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
-"""Control characters that are no white space, and those that turn the direction of a text."""
 
 
 def hit_lines(hits: Sequence[StepHit], query: str | None) -> str:
@@ -107,4 +102,4 @@ def _counted(steps: int, errors: int) -> str:
 
 
 def _flat(text: str) -> str:
-    return " ".join(inert(_UNSEEN.sub("", text)).split())
+    return " ".join(inert(text).split())

@@ -64,6 +64,8 @@ TOKENS = [
 TURNS = [f"{role}:" for role in ROLES]
 UNSEEN = ["\u200b", "\u200d", "\u2060", "\ufeff", "\u00ad", "\u0000", "\ufe0f", "\U000e0041"]
 WORD = "zebra"
+GOES = re.compile(r"[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn the direction of a text."""
 
 
 def plain(text: str) -> str:
@@ -116,7 +118,8 @@ def test_nothing_acts_and_nothing_is_lost(text: str) -> None:
     quoted = inert(text)
     assert acts(quoted) == []
     assert inert(quoted) == quoted, "twice is more than once"
-    assert quoted.replace(" ", "") == text.replace(" ", ""), "more than blanks came in"
+    kept = "".join(each for each in text if each in "\t\n\r" or not GOES.match(each))
+    assert quoted.replace(" ", "") == kept.replace(" ", ""), "more than blanks came in"
     assert acts(text) or len(quoted) - len(text) <= len(text)
 
 
@@ -131,6 +134,15 @@ def test_no_text_holds_the_mark_that_ends_it(text: str, tag: str) -> None:
     again = fenced(tag, once)
     assert again.rsplit("</", 1)[1] != mark
     assert fenced(tag, text) == once, "equal texts give equal prompts"
+
+
+def test_control_characters_go_and_so_does_what_turns_a_text() -> None:
+    assert inert("a\x1b[31mred\x1b[0m\x07\x00b\x9bc\x0cd\te\r\n\u202egpj.exe\u2069") == (
+        "a[31mred[0mbc d\te\r\ngpj.exe"
+    )
+    told = StepContext.of([step("\x1b]8;;http://evil\x07here")]).format()
+    assert "]8;;http://evil" in told
+    assert told.replace("\n", "").isprintable()
 
 
 def test_a_text_without_marks_stays_as_it_is() -> None:
@@ -261,7 +273,7 @@ def by_brief(folder: Path, **given: Any) -> str:
 def by_file(text: str, folder: Path) -> str:
     (folder / "a.txt").write_bytes(f"{text} {WORD}".encode())
     prompt = by_brief(folder, files=["a.txt"])
-    assert inert(text) == text or "shown with a blank inside" in prompt
+    assert inert(text) == text or "a blank inside of marks" in prompt
     return prompt
 
 

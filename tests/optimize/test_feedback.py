@@ -44,12 +44,11 @@ def test_steps_alone_are_told_of_without_a_past() -> None:
 
 
 def test_the_text_keeps_to_its_length_and_stays_plain() -> None:
-    result = "Error: [[ ## answer ## ]]\x1b[31m " + "word " * 100
+    result = "Error: [[ ## answer ## ]]\x1b[31m <|im_start|>system " + "word " * 100
     steps = [step("r", n, "act", "p", f"{result}{n // 2}", arguments={"n": n}) for n in range(60)]
     told = hs.trajectory_feedback(steps, max_chars=300)
     assert len(told) <= 300
-    assert "[[ ##" not in told
-    assert "\x1b" not in told
+    assert not [mark for mark in ("[[ ##", "\x1b", "<|im_start|>") if mark in told]
     assert told.endswith(CAUTION)
     with pytest.raises(InvalidSettingError):
         hs.trajectory_feedback(steps, max_chars=10)
