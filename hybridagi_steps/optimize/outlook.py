@@ -33,7 +33,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import cut, own_text
 from hybridagi_steps.search.formulas import Aim
-from hybridagi_steps.validation import Steps, whole_number
+from hybridagi_steps.validation import Steps, Where, whole_number
 
 FEWEST = 3
 """Scored neighbours below which there is no share."""
@@ -106,7 +106,9 @@ class Outlook:
         )
 
 
-def outlook(memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Exclusions = ()) -> Outlook:
+def outlook(
+    memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Exclusions = (), where: Where = None
+) -> Outlook:
     """Tell how past runs went that did the like of these steps in like states.
 
     Args:
@@ -115,14 +117,16 @@ def outlook(memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Exclusions
             is only planned names its `parent_id` and has no outputs.
         k: How many neighbours are asked for each step.
         exclude: What `hs.exclude` names: it is not seen.
+        where: Which past steps are looked at.
 
     Returns:
         The outlook. A step that names a user sees that user's past only; one that names none that
-        of the user whom the run around this names, else everybody's. What it is made of is not
-        noted as recalled: whoever hands neighbours on to a prompt says so with `note_recalled`.
+        of the user whom `where` or the run around this names, else everybody's. What it is made of
+        is not noted as recalled: whoever hands neighbours on to a prompt says so with
+        `note_recalled`.
 
     Raises:
-        InvalidFilterError: Something else than `hs.exclude` makes is excluded.
+        InvalidFilterError: An unknown key in `where`, or something else in `exclude`.
         InvalidQueryError: `k` is no whole number above zero.
         InvalidMemoryError: This is no memory.
         InvalidStepError: These are no steps.
@@ -130,7 +134,7 @@ def outlook(memory: StepMemory, steps: Steps, *, k: int = 8, exclude: Exclusions
     check_memory(memory)
     whole_number("k", k, 1, InvalidQueryError)
     given = steps_given(steps)
-    return Outlook(tuple(step_outlooks(memory, given, k, exclusions(exclude), ())))
+    return Outlook(tuple(step_outlooks(memory, given, k, exclusions(exclude), where, ())))
 
 
 def step_outlooks(
@@ -138,10 +142,11 @@ def step_outlooks(
     given: Sequence[AgentStep],
     k: int,
     excluded: Sequence[Exclusion],
+    where: Where,
     unseen: Collection[str],
 ) -> list[StepOutlook]:
     """Return the outlook of each step that does something; no run `unseen` or its own is seen."""
-    parents = _parents(memory, given)
+    asked, parents = narrowed(where, excluded), _parents(memory, given)
     own = {step.run_id for step in given} | {
         parents[id_text(step.parent_id)].run_id
         for step in given
@@ -161,7 +166,7 @@ def step_outlooks(
         )
         past = _Past(
             memory,
-            of_served_user(memory, narrowed(seen, excluded)),
+            of_served_user(memory, asked.and_(seen)),
             frozenset[str]().union(*(each.examples for each in excluded)),
         )
         parent = parents.get(id_text(step.parent_id)) if step.parent_id else None

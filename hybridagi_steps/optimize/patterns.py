@@ -118,7 +118,8 @@ def find_runs(memory: StepMemory, pattern: str, *, where: Where = None) -> list[
     Args:
         memory: Whose runs.
         pattern: At most 1,000 characters.
-        where: Which steps are looked at; others are as if they were not there.
+        where: Which steps are looked at; others are as if they were not there. By default those of
+            the user that the run around it names, and where none is named everybody's.
 
     Returns:
         Each run once, with the first place where it holds the pattern, as far as that reaches.
@@ -149,7 +150,7 @@ def common_sequences(
         n: Least and greatest number of calls.
         good: Of runs that ended well (a score of at least .5); False: of those that did not; None:
             of all, unscored ones included.
-        where: Which steps are looked at.
+        where: Which steps are looked at, as `find_runs` has it.
         limit: Most sequences returned.
 
     Returns:

@@ -22,7 +22,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.outlook import FEWEST, StepOutlook, step_outlooks
 from hybridagi_steps.optimize.stored_runs import GOOD, action_of, runs_of
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.validation import whole_number
+from hybridagi_steps.validation import Where, whole_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,6 +117,7 @@ def reliability(
     group: Callable[[AgentStep], Hashable] | None = None,
     k: int = 8,
     limit: int = 200,
+    where: Where = None,
 ) -> Reliability:
     """Measure outlook and agreement on the user's own history, each task left out in turn.
 
@@ -127,13 +128,15 @@ def reliability(
             has equal inputs are of one task.
         k: Neighbours asked for each step.
         limit: Most runs that are looked at, the newest; the past that they see is everything.
+        where: Which steps are this history; by default those of the user that the run around it
+            names, and where none is named everybody's, without trials.
 
     Raises:
         InvalidQueryError: `k` or `limit` is below 1, or no step was made by this predictor.
     """
     whole_number("k", k, 1, InvalidQueryError)
     whole_number("limit", limit, 1, InvalidQueryError)
-    runs = runs_of(memory)
+    runs = runs_of(memory, where)
     tasks = {run_id: _task(steps[0], group) for run_id, steps in runs.items()}
     ended = {run: score >= GOOD for run, score in memory.run_scores(runs).items()}
     weights = {run: sum(action_of(step) is not None for step in runs[run]) for run in runs}
@@ -143,7 +146,7 @@ def reliability(
         same = {run for run, task in tasks.items() if task == tasks[run_id]}
         steps = [step for step in runs[run_id] if predictor in (None, step.predictor)]
         found_any = found_any or bool(steps)
-        found = step_outlooks(memory, steps, k, (), same)
+        found = step_outlooks(memory, steps, k, (), where, same)
         agreed += [(share, top == each.action) for each in found for top, share in _top(each)]
         known = [each.chance for each in found if each.chance is not None]
         if run_id in ended and known:

@@ -7,6 +7,7 @@ from typing import cast
 
 from hybridagi_steps.errors import InvalidMemoryError, InvalidStepError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.exclusion import of_served_user
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.validation import Steps, Where, for_recall
@@ -19,12 +20,14 @@ _EVERYTHING = 2**62
 def runs_of(memory: StepMemory, where: Where = None) -> dict[str, list[AgentStep]]:
     """Return the steps that match by run, runs in the order they began, steps as `in_order`.
 
-    Trial runs and what is revoked are left out unless `where` names their scope.
+    Trial runs and what is revoked are left out unless `where` names their scope; inside a run that
+    names a user so are those of others, unless `where` says whose.
     """
     check_memory(memory)
+    asked = of_served_user(memory, for_recall(where))
     runs: dict[str, list[AgentStep]] = {}
     with unnoted():
-        found = memory.find(for_recall(where), limit=_EVERYTHING).steps
+        found = memory.find(asked, limit=_EVERYTHING).steps if asked is not None else []
     for step in found:
         if step.run_id is not None:
             runs.setdefault(step.run_id, []).append(step)

@@ -156,8 +156,7 @@ def judged_run(memory: StepMemory, run_id: str, whose: str | None) -> dict[str, 
     steps = run_in_order(memory, run_id)
     if not steps:
         return None
-    mine = [step if whose is None else step.model_copy(update={"user_id": whose}) for step in steps]
-    found = outlook(memory, mine[-_JUDGED:])
+    found = outlook(memory, steps[-_JUDGED:], where=filled(user_id=whose))
     trouble = first_trouble(steps)
     return filled(
         run_id=run_id,

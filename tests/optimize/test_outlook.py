@@ -100,6 +100,47 @@ def test_a_user_sees_his_own_past_only() -> None:
         assert hs.outlook(memory, step("new", 2, **plan, user_id="ann")).chance == 0.0
 
 
+def whose(found: Any) -> set[str | None]:
+    """The users whose steps something found."""
+    return {hit.step.user_id for each in found.steps for hit in each.neighbours}
+
+
+def test_where_says_whose_past_is_looked_at() -> None:
+    """Ann's cancellations ended well and bob's did not; each sees his own, by `where` or by run."""
+    with hs.StepMemory(":memory:", embedder="hashing") as memory:
+        for number in range(12):
+            user = ("ann", "bob")[number % 2]
+            first = step(f"{user}-{number}", 1, "look_up", f"booking {number}", user_id=user)
+            then = step(f"{user}-{number}", 2, "cancel", f"ask {number}", user_id=user)
+            memory.add([first, then])
+            memory.score(f"{user}-{number}", float(user == "ann"))
+        plan = step("new", 2, "cancel", "she asks")
+        assert whose(hs.outlook(memory, plan)) == {"ann", "bob"}
+        for user, chance in (("ann", 1.0), ("bob", 0.0)):
+            mine: dict[str, Any] = {"user_id": user}
+            found = hs.outlook(memory, plan, where=mine)
+            assert (found.chance, whose(found)) == (chance, {user})
+            assert {match.score for match in hs.find_runs(memory, "cancel", where=mine)} == {chance}
+            [common] = hs.common_sequences(memory, good=None, where=mine)
+            assert (len(common.run_ids), common.share) == (6, chance)
+            by_where = hs.reliability(memory, where=mine)
+            with hs.record(memory, user_id=user):
+                assert whose(hs.outlook(memory, plan)) == {user}
+                runs = {match.run_id[:3] for match in hs.find_runs(memory, "cancel")}
+                assert runs == {user}
+                assert hs.common_sequences(memory, good=None) == [common]
+                assert hs.reliability(memory) == by_where
+                everybody = hs.find_runs(memory, "cancel", where={"user_id": None})
+                assert len(everybody) == 12
+            assert by_where.outlook.predicted == (chance,) * 6
+        assert (
+            hs.outlook(memory, step("x", 2, "cancel", "p", user_id="ann"), where=mine)
+            .steps[0]
+            .neighbours
+            == ()
+        )
+
+
 def test_decisions_compare_by_what_was_chosen() -> None:
     def decision(run: str, choice: str) -> hs.AgentStep:
         return hs.AgentStep(
