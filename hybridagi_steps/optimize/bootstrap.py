@@ -25,6 +25,7 @@ from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.optimize.demos import (
     LeftOut,
     collapsed,
+    defaults_of,
     demos_of,
     predictor_name,
     steps_of,
@@ -121,7 +122,7 @@ class BootstrapFromMemory(Teleprompter):
             InvalidSettingError: `group` fails, or gives nothing, on an example of the valset.
         """
         compiled = checked_program(student, "BootstrapFromMemory").deepcopy()
-        fence = _Validation(self.memory, self.group, valset or ())
+        fence = _Validation(self.memory, self.group, valset or (), compiled)
         judged, left_out = self._judged(compiled, trainset), LeftOut()
         for name, predict in compiled.named_predictors():
             steps = steps_of(
@@ -186,10 +187,14 @@ class _Validation:
     """Keeps what knows a validation example out of demonstrations."""
 
     def __init__(
-        self, memory: StepMemory, group: Group | None, valset: Sequence[dspy.Example]
+        self,
+        memory: StepMemory,
+        group: Group | None,
+        valset: Sequence[dspy.Example],
+        program: dspy.Module,
     ) -> None:
         self._memory = memory
-        self._fence = Fence(memory, group or "inputs")
+        self._fence = Fence(memory, group or "inputs", defaults_of(program))
         groups = [self._fence.group_of(dict(each.inputs())) for each in valset]
         if None in groups:
             raise InvalidSettingError(

@@ -8,6 +8,7 @@ itself, so that no prompt shows it.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -131,6 +132,17 @@ def unwrapped(program: dspy.Module) -> dspy.Module:
     while isinstance(shown, ProgramShell):
         shown = shown.program
     return shown
+
+
+def defaults_of(program: dspy.Module) -> dict[str, Any]:
+    """Return what a program takes for the inputs that a call leaves out."""
+    shown = unwrapped(program)
+    predictors: list[Any] = shown.predictors()
+    fields = (field for each in predictors for field in each.signature.input_fields.items())
+    found = {name: field.default for name, field in fields if not field.is_required()}
+    forward = getattr(type(shown), "forward", None) or getattr(type(shown), "aforward", None)
+    taken = inspect.signature(forward).parameters.values() if forward is not None else ()
+    return found | {each.name: each.default for each in taken if each.default is not each.empty}
 
 
 def steps_of(

@@ -34,7 +34,8 @@ Group = Callable[[dict[str, Any]], Hashable | None] | Literal["inputs"]
 """Tells which runs belong together, by the inputs of the outermost program, as JSON has them; runs
 of which it gives None are left out. It gives a text, bytes, a finite number, a truth value, a date,
 a UUID, a member of an enumeration, or a tuple or frozenset of such; all else, of which two may be
-alike and not equal, counts as None. "inputs" says that equal inputs are the only ties."""
+alike and not equal, counts as None. "inputs" says that equal inputs are the only ties; one that a
+call leaves out equals its default."""
 
 _MOST_RUNS = 50_000
 _UNTOLD = "recalled_more"
@@ -158,19 +159,26 @@ class Fence:
     Args:
         memory: Where the runs are.
         group: Which belong together; None asks only for examples and descent.
+        defaults: What inputs are that a call leaves out, where inputs are compared.
     """
 
-    def __init__(self, memory: StepMemory, group: Group | None) -> None:
+    def __init__(
+        self, memory: StepMemory, group: Group | None, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         self._memory, self.group = memory, group
+        self._defaults = self._stored(defaults or {})
         self._runs: dict[str, _Run] = {}
         self.untold: set[str] = set()
         """Runs of which no ties can be told, as far as they were met: they are out for all."""
 
     def group_of(self, inputs: Mapping[str, Any]) -> int | None:
         """Return the group of a call that is made now, as a hash; None when there is none."""
-        copied = plain(dict(inputs), [])
-        redact = self._memory.redact
-        return self._group(copied if redact is None else redacted(copied, redact))
+        return self._group(self._stored(inputs))
+
+    def _stored(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs as the memory would keep them."""
+        copied, redact = plain(dict(inputs), []), self._memory.redact
+        return copied if redact is None else redacted(copied, redact)
 
     def tied(self, steps: Iterable[AgentStep], ties: Ties) -> set[str]:
         """Return which of the runs of some steps have these ties, or may have them.
@@ -237,7 +245,11 @@ class Fence:
         if self.group is None:
             return None
         try:
-            found = example_key(inputs) if isinstance(self.group, str) else self.group(inputs)
+            if isinstance(self.group, str):
+                known = self._defaults.items()
+                found = example_key(dict(each for each in inputs.items() if each not in known))
+            else:
+                found = self.group(inputs)
             return hash(found) if _is_comparable(found) else None
         except Exception as error:  # any a user's function may raise: such a run is out
             _log.debug("group fails on the inputs of a run: %s", type(error).__name__)

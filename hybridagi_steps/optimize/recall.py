@@ -94,6 +94,8 @@ class Experience:
     max_tokens: int
     warn: bool
     on_error: Literal["plain", "raise"]
+    defaults: Mapping[str, Any]
+    """What the program takes for inputs that a call leaves out."""
     _said: bool = False
     _fence: Fence | None = None
     _out: dict[Ties, set[str]] = field(default_factory=dict[Ties, set[str]])
@@ -306,7 +308,7 @@ class Experience:
 
     def _fenced(self, memory: StepMemory) -> Fence:
         if self._fence is None:
-            self._fence = Fence(memory, self.group)
+            self._fence = Fence(memory, self.group, self.defaults)
         return self._fence
 
     def _say(self, why: str) -> None:

@@ -23,6 +23,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.optimize.demos import defaults_of, unwrapped
 from hybridagi_steps.optimize.exclusion import (
     Exclusion,
     Exclusions,
@@ -195,6 +196,7 @@ class WithExperience(LearnedProgram):
             whole_number("max_tokens", max_tokens, 0),
             warn,
             on_error,
+            defaults_of(inner),
         )
         super().__init__(_experienced(inner.deepcopy(), self.experience))
 
@@ -228,7 +230,7 @@ class WithExperience(LearnedProgram):
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Generator[None]:
         receipt, inputs = Receipt(), None
         if self._is_outermost():
-            inputs = module_arguments(self.program, {"args": args, "kwargs": kwargs})
+            inputs = module_arguments(unwrapped(self), {"args": args, "kwargs": kwargs})
         _last.set(WeakKeyDictionary({**(_last.get() or {}), self.experience: receipt}))
         with overriding(**{_CALL: OutermostCall(self.experience, inputs, receipt)}):
             yield

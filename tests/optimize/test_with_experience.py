@@ -476,6 +476,48 @@ class TestScopes:
         self.evaluate(experienced(memory, group=lambda inputs: inputs["no such field"]))
         assert [len(request.messages) for request in lm.requests] == [1] * 4
 
+    @pytest.mark.parametrize("said", [{}, {"language": "en"}, {"language": "de"}], ids=str)
+    @pytest.mark.parametrize("shell", [False, True], ids=["program", "recorded program"])
+    def test_an_input_left_out_is_its_default(
+        self, memory: hs.StepMemory, said: dict[str, Any], shell: bool
+    ) -> None:
+        """Equal inputs are equal however they are said; another language is another task."""
+
+        class Polyglot(dspy.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.route = dspy.Predict("question, language -> route")
+
+            def forward(self, question: str, language: str = "en") -> Any:
+                return self.route(question=question, language=language)
+
+        for named in ({}, {"language": "en"}):
+            with hs.record(memory):
+                Polyglot()(question="Where?", **named)
+        program = hs.Recorded(Polyglot(), memory) if shell else Polyglot()
+        judged = hs.WithExperience(program, memory, group="inputs", on_error="raise")
+        with hs.record(memory, scope="mine"):
+            judged("Where?", **said)
+        tied = said != {"language": "de"}
+        assert len(judged.last_recall()) == (0 if tied else 2)
+        valset = [dspy.Example(question="Where?", **said).with_inputs("question", *said)]
+        compiled = hs.BootstrapFromMemory(memory).compile(Polyglot(), valset=valset)
+        assert bool(compiled.predictors()[0].demos) is not tied
+
+    def test_a_default_of_a_signature_is_one_too(self, memory: hs.StepMemory) -> None:
+        class Say(dspy.Signature):
+            question: str = dspy.InputField()
+            language: str = dspy.InputField(default="en")
+            answer: str = dspy.OutputField()
+
+        for program in (dspy.Predict(Say), dspy.ChainOfThought(Say)):
+            with hs.record(memory):
+                program(question="Where?", language="en")
+            judged = hs.WithExperience(program, memory, group="inputs", on_error="raise")
+            with hs.record(memory, scope="mine"):
+                judged(question="Where?")
+            assert judged.last_recall() == []
+
 
 class TestBadInput:
     @pytest.mark.parametrize(
