@@ -25,10 +25,10 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepSta
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.running.hooks import DENIED, Consents, HookCaller, RunInfo
-from hybridagi_steps.running.limits import Meter, StepRunnerConfig
+from hybridagi_steps.running.limits import Meter, StepRunnerConfig, ToolRequest
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.stopping import RunStopped, Stop, Threads
-from hybridagi_steps.running.stored_consents import ConsentRules
+from hybridagi_steps.running.stored_consents import ConsentRules, settle
 from hybridagi_steps.running.streaming import EventStream, Piece
 from hybridagi_steps.running.turn import ToolTurn, Turn
 
@@ -167,6 +167,11 @@ class ActiveRun:
         except Exception as error:
             raise self._cannot_store(error) from error
 
+    def request(self, call: ToolTurn, arguments: dict[str, Any]) -> ToolRequest:
+        """Return a call as whoever consents to it, and hooks, are told of it."""
+        own = (self.info.run_id, self.info.session_id, call.call_id, call.name)
+        return ToolRequest(*own, arguments, self.info.user_id)
+
     def end_tool(self, call: ToolTurn, text: str, seconds: float, note: dict[str, Any]) -> None:
         """Store a tool's result."""
         if self.stopped is not None and self.line.closed:
@@ -177,8 +182,15 @@ class ActiveRun:
         except Exception as error:
             raise self._cannot_store(error) from error
 
-    def told_result(self, call: ToolTurn, text: str) -> None:
-        """Store what a call gave that an earlier run began, as somebody has found out."""
+    def told_result(self, call: ToolTurn, text: str, question: AgentStep | None) -> None:
+        """Store what a call gave that an earlier run began, as somebody has found out.
+
+        `question` is whether it might run; nobody may say yes to that any more.
+        """
+        try:
+            settle(self.line.memory, self.request(call, call.arguments), call.step_id, question)
+        except SequenceConflictError as error:
+            raise self._lost(error) from error
         inputs = {"purpose": call.name, "tool": call.name, "arguments": call.arguments}
         self.add_step(AgentStepType.Action, inputs, {"result": text}, "ok", call.step_id)
         self.end_tool(call, text, 0.0, {"told": True})

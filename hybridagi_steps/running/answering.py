@@ -267,12 +267,13 @@ def _settings(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextMa
 async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
     """Give the calls of an interrupted turn their results, in order."""
     for call in run.turn.reopen(prompt.open_calls):
-        tool, question = agent.tools.get(call.name), None
-        if call.call_id in prompt.consents:
-            question = prompt.questions.get(str(call.step_id))
+        tool, question = agent.tools.get(call.name), prompt.questions.get(str(call.step_id))
         if (text := prompt.results.get(call.call_id)) is not None:
-            await in_thread(partial(run.told_result, call, text))
-        elif tool is not None and (question is not None or is_idempotent(tool)):
+            await in_thread(partial(run.told_result, call, text, question))
+            continue
+        if call.call_id not in prompt.consents:
+            question = None
+        if tool is not None and (question is not None or is_idempotent(tool)):
             if (allowed := prompt.consents.get(call.call_id)) is not None:
                 run.consents.decided[call.call_id] = allowed
             if question is not None:

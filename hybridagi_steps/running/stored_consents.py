@@ -154,31 +154,46 @@ def ask(memory: StepMemory, request: ToolRequest, step_id: UUID) -> AgentStep:
 
     It is found by the AgentStep that will tell the call: providers use ids of calls again.
     """
-    own = (request.session_id, request.user_id)
-    question = _decision(request.tool, "now", *own, QUESTIONS)
-    question.metadata = {"call_id": request.call_id, _STEP: str(step_id)}
+    question = _question(request, step_id)
     memory.add(question)
     return question
 
 
-def answer(memory: StepMemory, question: AgentStep, *, allowed: bool) -> None:
+def settle(
+    memory: StepMemory, request: ToolRequest, step_id: UUID, question: AgentStep | None
+) -> None:
+    """Store that nobody may allow a call any more, since its result is about to be told.
+
+    Raises:
+        SequenceConflictError: Somebody has allowed it since its question was read.
+    """
+    if question is None:
+        answer(memory, _question(request, step_id), allowed=False, stored=False)
+    elif answered(question) is None:
+        answer(memory, question, allowed=False)
+
+
+def answer(memory: StepMemory, question: AgentStep, *, allowed: bool, stored: bool = True) -> None:
     """Store the answer to a question, before its tool begins; may block.
 
-    Of several processes that answer one question one does: the answer is a step whose id follows
-    from the question's, and no store takes an id twice.
+    Of several processes that answer about one call one does: the answer is a step whose id follows
+    from the call's, and no store takes an id twice.
 
     Raises:
         SequenceConflictError: Somebody else has answered it.
     """
     said = {"outputs": {"choice": _ALLOW if allowed else _DENY}, "status": "ok"}
+    settled = question.model_copy(update=said)
+    own = settled.model_copy(update={"id": _answer_ids(question)[0], "metadata": {}})
     try:
-        memory.add(question.model_copy(update={**said, "id": _answer_id(question), "metadata": {}}))
+        memory.add([own] if stored else [own, settled])
     except DuplicateStepError as error:
         raise SequenceConflictError(
             f"session {question.session_id!r}: another run has answered whether {question.tool} "
             "may run, and has taken the turn up; read the session again."
         ) from error
-    memory.update(question.model_copy(update=said))
+    if stored:
+        memory.update(settled)
 
 
 def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
@@ -188,11 +203,13 @@ def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
     own = [step for step in reversed(found) if source_of(step.metadata) is None]
     asked = [step for step in own if _STEP in (step.metadata or {})]
     # A kill may come between an answer and its note in the question.
-    known = {step.id: step for step in memory.get_steps([_answer_id(step) for step in asked])}
+    ids = [each for step in asked for each in _answer_ids(step)]
+    known = {step.id: step.outputs for step in memory.get_steps(ids)}
     newest: dict[str, AgentStep] = {}
     for step in asked:
-        said = known.get(_answer_id(step), step).outputs
-        newest[str((step.metadata or {})[_STEP])] = step.model_copy(update={"outputs": said})
+        said = [known[each] for each in _answer_ids(step) if each in known]
+        told = {"outputs": said[0] if said else step.outputs}
+        newest[str((step.metadata or {})[_STEP])] = step.model_copy(update=told)
     return newest
 
 
@@ -202,8 +219,16 @@ def answered(question: AgentStep) -> bool | None:
     return None if choice is None else choice == _ALLOW
 
 
-def _answer_id(question: AgentStep) -> UUID:
-    return uuid5(_ANSWERS, id_text(question.id))
+def _answer_ids(question: AgentStep) -> tuple[UUID, UUID]:
+    """Return the id of the answer about a call; then the one that older files have it under."""
+    call = str((question.metadata or {})[_STEP])
+    return uuid5(_ANSWERS, call), uuid5(_ANSWERS, id_text(question.id))
+
+
+def _question(request: ToolRequest, step_id: UUID) -> AgentStep:
+    question = _decision(request.tool, "now", request.session_id, request.user_id, QUESTIONS)
+    question.metadata = {"call_id": request.call_id, _STEP: str(step_id)}
+    return question
 
 
 def _decision(

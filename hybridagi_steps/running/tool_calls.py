@@ -30,7 +30,6 @@ from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.recording.step_writer import announcing
 from hybridagi_steps.running.active_run import RUN, ActiveRun
 from hybridagi_steps.running.hooks import DENIED
-from hybridagi_steps.running.limits import ToolRequest
 from hybridagi_steps.running.program_adapter import text_of
 from hybridagi_steps.running.stopping import (
     ProgramExitError,
@@ -109,7 +108,7 @@ async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any])
     call = ToolTurn(str(tool.name), arguments)
     if shown:
         call = await in_thread(partial(run.begin_tool, str(tool.name), arguments))
-    request = _request(run, call, arguments)
+    request = run.request(call, arguments)
     await run.hooks.tell("on_tool_start", request)
     allowed = await run.consents.allowed(request, call.step_id)
     run.check()
@@ -141,7 +140,7 @@ def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any
     call = (
         run.begin_tool(str(tool.name), arguments) if shown else ToolTurn(str(tool.name), arguments)
     )
-    request = _request(run, call, arguments)
+    request = run.request(call, arguments)
     run.tell_now("on_tool_start", request)
     with run.threads.in_tool():
         allowed = run.consents.allowed_from_thread(request, call.step_id)
@@ -161,11 +160,6 @@ def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any
     if shown:
         _end(run, call, result, began, allowed=allowed)
     return result
-
-
-def _request(run: ActiveRun, call: ToolTurn, arguments: dict[str, Any]) -> ToolRequest:
-    own = (run.info.run_id, run.info.session_id, call.call_id, call.name)
-    return ToolRequest(*own, arguments, run.info.user_id)
 
 
 def _copy(

@@ -14,6 +14,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import dspy
 import pytest
@@ -323,6 +324,55 @@ def test_of_two_that_take_up_a_turn_one_runs_the_tool(killed: Path) -> None:
         assert [step.content for step in line[-2:]] == ["payed the bill", "done"]
         check_openai([step.to_message_dict() for step in line])
         assert one.verify() == []
+
+
+def test_what_somebody_has_told_meanwhile_is_not_run(killed: Path) -> None:
+    """One tells the result, while another process has read that the call waits, and allows it."""
+    path = killed / "steps.db"
+
+    async def taken_up(telling: StepMemory, allowing: StepMemory) -> list[str]:
+        [waits] = await runner(telling, killed).pending("chat")
+
+        class Told:
+            async def on_tool_start(self, _: Any, request: ToolRequest) -> None:
+                told = {waits.call_id: "payed by cheque"}
+                await collected(runner(telling, killed).resume("chat", results=told))
+
+        agent = runner(allowing, killed)
+        agent.hooks = (Told(),)
+        with dspy.context(lm=model()):
+            events = await collected(agent.resume("chat", consents={waits.call_id: True}))
+        return [str(events[-1].data), *ran(killed)]
+
+    with (
+        StepMemory(path, embedder="hashing") as one,
+        StepMemory(path, embedder="hashing") as two,
+    ):
+        end, *tools = asyncio.run(taken_up(one, two))
+        assert tools == ["look"]
+        assert "SequenceConflictError" in end
+        line = messages(one, "chat")
+        assert [step.content for step in line[-2:]] == ["payed by cheque", "done"]
+        assert one.verify() == []
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_result_may_be_told_again_after_a_kill_between(killed: Path, answered: bool) -> None:
+    """The question is settled before the result is stored; a kill there leaves a call to tell."""
+    with StepMemory(killed / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
+        agent = runner(memory, killed)
+        [waits] = asyncio.run(agent.pending("chat"))
+        [question] = stored_consents.questions(memory, "chat").values()
+        if not answered:  # as of a call that never waited for consent
+            memory.delete(str(question.id))
+        request = ToolRequest("run", "chat", waits.call_id, "pay", waits.arguments, "ann")
+        call = UUID(str((question.metadata or {})["call_step_id"]))
+        stored_consents.settle(memory, request, call, question if answered else None)
+        [left] = asyncio.run(agent.pending("chat"))
+        assert left.waits_for == "result"
+        asyncio.run(collected(agent.resume("chat", results={waits.call_id: "payed by cheque"})))
+        assert "payed by cheque" in [step.content for step in messages(memory, "chat")]
+        assert ran(killed) == ["look"]
 
 
 class Till:
