@@ -56,14 +56,15 @@ def erase(
     heard, matching = sessions_reading(store, doomed.messages), _matching_messages(store, where)
     rewritten = _rows_of(store, [message.id for message in doomed.messages])
     unreached: list[str] = []
+    steps = [step for name in doomed.sessions for step in _steps_of(store, name)]
+    own = [*_of_user((step for step in steps if step.session_id in doomed.sessions), by)]
+    runs = {id_text(step.id): step.run_id for step in own}
     if where.conditions in _WHOLE or doomed.sessions:
-        steps = [step for name in doomed.sessions for step in _steps_of(store, name)]
-        own = [step for step in steps if step.session_id in doomed.sessions]
         # Of a session it would be its lineage, and so other sessions' as well.
         if where.conditions in _WHOLE and where.session_id is None:
-            own += [step for each in meant for step in store.iter_steps(each)]
+            own += _of_user((step for each in meant for step in store.iter_steps(each)), by)
         queued = _queued_runs(store, where, doomed, namespace)
-        unreached = _erase_outside(store, _plans_of(_of_user(own, by)), queued, beside)
+        unreached = _erase_outside(store, _plans_of(own), queued, beside)
     # First of all, so that a purge that was cut short finds the same when it is repeated.
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
     for name in doomed.sessions:
@@ -73,7 +74,11 @@ def erase(
     steps = [*_of_user((step for each in meant for step in store.iter_steps(each)), by)]
     count += store.delete([id_text(step.id) for step in steps])
     store.delete([details_id(name) for name in doomed.sessions])
-    forget_prompts_beyond(store, heard, {step.run_id for step in steps} - {None})
+    runs |= {id_text(step.id): step.run_id for step in steps}
+    stay = {id_text(step.id) for step in store.get([*runs])}  # where a fork reads them
+    forget_prompts_beyond(
+        store, heard, {run for name, run in runs.items() if run and name not in stay}
+    )
     store.forget_revocations(where)
     left = matching - rewritten
     left = left & _matching_messages(store, StepFilter()) if left else left

@@ -13,14 +13,8 @@ from dspy.lm15 import Request
 
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.json_values import transformed
-from hybridagi_steps.records.prompts import LMCall
+from hybridagi_steps.records.prompts import SETTINGS, LMCall
 
-_SETTINGS = frozenset(
-    """temperature top_p top_k min_p max_tokens max_completion_tokens max_output_tokens n stop seed
-    logprobs top_logprobs frequency_penalty presence_penalty logit_bias response_format tool_choice
-    parallel_tool_calls reasoning reasoning_effort thinking verbosity modalities prediction
-    rollout_id""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
-)
 _LONGEST_MEDIUM = 1_000
 _PAYLOADS = ("data", "file_data")
 
@@ -36,7 +30,7 @@ def request_of(model: Any, inputs: Mapping[str, Any]) -> LMCall:
         given |= {**_copied(prompt.config), "tools": prompt.tools}
     elif not messages:
         messages = [{"role": "user", "content": prompt}]
-    settings = {name: given[name] for name in given if name in _SETTINGS}
+    settings = {name: given[name] for name in given if name in SETTINGS}
     return LMCall(
         lm=str(model.model) if hasattr(model, "model") else None,
         messages=_copied(messages),

@@ -6,6 +6,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+SETTINGS = frozenset(
+    """temperature top_p top_k min_p max_tokens max_completion_tokens max_output_tokens n stop seed
+    logprobs top_logprobs frequency_penalty presence_penalty logit_bias response_format tool_choice
+    parallel_tool_calls reasoning reasoning_effort thinking verbosity modalities prediction
+    rollout_id""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
+)
+"""The settings of a model that a recorder keeps: what shapes an answer, no key or address."""
+
 
 class LMCall(BaseModel):
     """What a language model was sent and gave; JSON data, without keys and addresses of providers.

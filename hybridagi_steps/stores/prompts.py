@@ -23,7 +23,7 @@ from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.listings import LMCalls
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.prompts import LMCall
+from hybridagi_steps.records.prompts import SETTINGS, LMCall
 from hybridagi_steps.records.provenance import RECALLED_MORE, recalled_by
 from hybridagi_steps.records.redaction import Redact, redacted, redacted_message
 from hybridagi_steps.stores.checksums import ChecksumError
@@ -34,6 +34,12 @@ _SHORTEST, _LONGEST = 1_024, 16_384
 _LINE = b"\\n"
 """The end of a line as JSON writes it."""
 _HASH_LENGTH = 32
+_NAMES = SETTINGS | frozenset(
+    """role content name tool_calls tool_call_id function_call reasoning_content parts refusal audio
+    metadata text logprobs citations type function description parameters strict input_schema
+    cache_control""".split()  # noqa: SIM905 - a paragraph reads better than its quotes
+)
+"""Keys by which messages, tools, settings and answers are read; any other may be a secret."""
 _PAGE = 500
 _EVERY_SESSION = 2**62
 
@@ -64,6 +70,10 @@ class PromptStore(Protocol):
 
     def prompted_steps(self) -> list[str]:
         """Return the ids of the steps that have a prompt."""
+        ...
+
+    def runs_inside(self, run_ids: Set[str]) -> set[str]:
+        """Return runs with those that agents used as tools began inside them, at any depth."""
         ...
 
 
@@ -161,17 +171,16 @@ def sessions_reading(store: StoreBackend, messages: Sequence[Step]) -> set[str]:
     return found
 
 
-def forget_prompts_beyond(
-    store: StoreBackend, session_ids: Set[str], run_ids: Set[str | None]
-) -> None:
+def forget_prompts_beyond(store: StoreBackend, session_ids: Set[str], run_ids: Set[str]) -> None:
     """Forget the prompts that may hold what was erased, though their steps stay.
 
     Those are of steps that recalled what is not there, or more than they list, of the sessions that
-    read messages which were rewritten, and of the runs that steps were taken out of.
+    read messages which were rewritten, and of the runs that steps were taken out of, or that such a
+    run asked.
     """
-    if not isinstance(store, PromptStore):
+    if not isinstance(store, PromptStore) or not (names := store.prompted_steps()):
         return
-    names = store.prompted_steps()
+    run_ids = store.runs_inside(run_ids)
     for start in range(0, len(names), _PAGE):
         steps = store.get(names[start : start + _PAGE])
         asked = list({name: None for step in steps for name in recalled_by(step.metadata)})
@@ -237,9 +246,7 @@ class Prompting(ABC):
     def _clean(self, call: LMCall) -> LMCall:
         if (redact := self.redact) is None:
             return call
-        fields = {name: _redacted(value, redact) for name, value in call if name != "settings"}
-        settings = {name: _redacted(value, redact) for name, value in call.settings.items()}
-        return LMCall.model_validate({**fields, "settings": settings})
+        return LMCall.model_validate({name: _redacted(value, redact) for name, value in call})
 
 
 def _redacted(value: Any, redact: Redact) -> Any:
@@ -248,5 +255,9 @@ def _redacted(value: Any, redact: Redact) -> Any:
         return [_redacted(item, redact) for item in cast("list[Any]", value)]
     if not isinstance(value, dict):
         return redacted(value, redact)
-    kept = redacted_message(cast("dict[str, Any]", value), redact)
-    return kept if "metadata" in value else {k: v for k, v in kept.items() if k != "metadata"}
+    fields = cast("dict[str, Any]", value)
+    known = redacted_message({key: fields[key] for key in fields if key in _NAMES}, redact)
+    rest: dict[str, Any] = redacted(
+        {key: fields[key] for key in fields if key not in known}, redact
+    )
+    return {key: known[key] for key in fields if key in _NAMES} | rest

@@ -84,6 +84,15 @@ class PromptContract:
         assert ids_of(store) == []
         assert store.verify() == []
 
+    def test_runs_are_known_inside_each_other(self, store: SessionStepStore) -> None:
+        assert isinstance(store, PromptStore)
+        outer = {"b": "a", "c": "b", "d": None, "e": "x"}
+        for run, parent in outer.items():
+            store.commit(f"session {run}", [message("said", run_id=run, parent_run_id=parent)])
+        assert store.runs_inside({"a"}) == {"a", "b", "c"}
+        assert store.runs_inside({"d"}) == {"d"}
+        assert store.runs_inside(set()) == set()
+
     def test_two_that_say_the_same_go_one_by_one(self, store: SessionStepStore) -> None:
         store.append([step(id="a"), step(id="b")])
         keep(store, a=asked("same"), b=asked("same"))

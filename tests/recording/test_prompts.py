@@ -188,6 +188,44 @@ def test_what_a_memory_redacts_is_in_no_prompt(tmp_path: Path) -> None:
         assert shown.count("[gone]") >= 3
 
 
+def test_no_key_of_a_call_that_a_program_made_is_left_unredacted(tmp_path: Path) -> None:
+    step = hs.AgentStep.model_validate({"step_type": "Action"})
+    odd: dict[str, Any] = {SECRET: {SECRET: SECRET}}
+    call = LMCall(
+        messages=[{"role": "user", "content": "hello", **odd}],
+        tools=[{"type": "function", **odd}],
+        settings={"temperature": 0.5, **odd},
+        completion=[{"text": "hi", **odd}],
+    )
+    with hs.StepMemory(tmp_path / "s.db", embedder="hashing", redact=redact) as memory:
+        memory.add(step)
+        memory.keep_prompts({str(step.id): [call]})
+        [kept] = memory.prompt_of(step.id)
+    assert SECRET not in kept.model_dump_json()
+    assert (kept.messages[0]["role"], kept.messages[0]["content"]) == ("user", "hello")
+    assert (kept.tools[0]["type"], kept.settings["temperature"]) == ("function", 0.5)
+    assert kept.completion[0]["text"] == "hi"
+
+
+def test_a_redaction_of_everything_leaves_what_calls_are_read_by(memory: hs.StepMemory) -> None:
+    step = hs.AgentStep.model_validate({"step_type": "Action"})
+    function = {"name": "look", "description": "Look.", "parameters": {}}
+    call = LMCall(
+        messages=[{"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "hi"}],
+        tools=[{"type": "function", "function": function}],
+        settings={"temperature": 0.5, "max_tokens": 9},
+        completion=[{"text": "hi", "tool_calls": [], "reasoning_content": "x"}],
+    )
+    memory.redact = lambda _: "[gone]"
+    memory.add(step)
+    memory.keep_prompts({str(step.id): [call]})
+    [kept] = memory.prompt_of(step.id)
+    assert kept.messages[0].keys() == call.messages[0].keys()
+    assert kept.settings == call.settings
+    assert kept.completion[0].keys() == call.completion[0].keys()
+    assert kept.tools[0].keys() == call.tools[0].keys()
+
+
 def test_a_redaction_that_fails_keeps_the_step_and_no_prompt() -> None:
     def fails_on_long_texts(text: str) -> str:
         if "structured in the following way" in text:
@@ -283,6 +321,65 @@ def test_what_a_tool_gave_leaves_the_prompts_of_its_run(memory: hs.StepMemory) -
     assert seeing(memory, SECRET) == 2
     memory.purge({"tools": ["look"]})
     assert (seeing(memory, SECRET), seeing(memory, "of another run")) == (0, 1)
+
+
+def nested(memory: hs.StepMemory) -> Any:
+    """An agent that has a clerk ask an expert, each in a session of its own; the first keeps none.
+
+    The clerk keeps no prompts, the others do.
+    """
+
+    def agent(tool: dspy.Tool | None, *, keep: bool) -> hs.StepRunner:
+        async def program(messages: list[dict[str, Any]]) -> str:
+            said = messages[-1]["content"]
+            await asked.acall(question=said)
+            return str(await tool.acall(message=f"{said}, said he") if tool else "A fine one.")
+
+        asked = dspy.Predict("question -> answer")
+        return hs.StepRunner(program, memory, config=hs.StepRunnerConfig(keep_prompts=keep))
+
+    expert = agent(None, keep=True).as_tool("expert", "An expert.")
+    clerk = agent(expert, keep=False).as_tool("clerk", "A clerk.")
+    return agent(clerk, keep=True)
+
+
+def test_what_a_session_said_leaves_the_prompts_of_agents_that_it_asked(
+    memory: hs.StepMemory,
+) -> None:
+    runner = nested(memory)
+    run(runner, "shop", "my stone is a ruby")
+    run(runner, "another", "what of me?")
+    assert (seeing(memory, "ruby"), seeing(memory, "what of me?")) == (2, 2)
+    memory.purge({"session_id": "shop"})
+    assert (seeing(memory, "ruby"), seeing(memory, "what of me?")) == (0, 2)
+    assert memory.verify() == []
+
+
+def test_what_a_session_said_leaves_the_prompts_of_blocks_inside_it(memory: hs.StepMemory) -> None:
+    asked = dspy.Predict("question -> answer")
+    for outer, words in (("shop", "a ruby"), ("another", "what of me?")):
+        with hs.record(memory, session_id=outer):
+            asked(question=words)
+            with hs.record(memory, session_id=f"inside {outer}", keep_prompts=True):
+                asked(question=words)
+    assert (seeing(memory, "ruby"), seeing(memory, "what of me?")) == (1, 1)
+    memory.purge({"session_id": "shop"})
+    assert (seeing(memory, "ruby"), seeing(memory, "what of me?")) == (0, 1)
+
+
+def test_what_a_run_said_leaves_the_prompts_of_runs_that_recalled_it(
+    memory: hs.StepMemory,
+) -> None:
+    with hs.record(memory) as first:
+        dspy.Predict("question -> answer")(question="my stone is a ruby")
+    for query in ("stone ruby", "nothing of it"):
+        with hs.record(memory, keep_prompts=True):
+            found = memory.search(query, 1, where={"run_id": first.id}) if "ruby" in query else []
+            past = [str(hit.step.inputs) for hit in found]
+            dspy.Predict("past, question -> answer")(past=past, question="and now?")
+    assert (seeing(memory, "ruby"), seeing(memory, "and now?")) == (1, 2)
+    memory.purge({"run_id": first.id})
+    assert (seeing(memory, "ruby"), seeing(memory, "and now?")) == (0, 1)
 
 
 def holds(folder: Path, blob: bytes) -> bool:

@@ -68,6 +68,8 @@ _MARKED = """SELECT m.row FROM revoked r
 _MARKS = "SELECT step_id FROM revoked WHERE namespace = ?"
 _IDS_OF = """SELECT id FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?)) ORDER BY row"""
+_NESTED = """SELECT CAST(body AS BLOB) FROM message
+    WHERE +namespace = ? AND body LIKE '%"parent_run_id"%'"""
 _BODIES_AT_ONCE = 5_000
 _LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
 _SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
@@ -107,6 +109,18 @@ class MessageFilter(StepReading):
         with self._db.reading() as connection:
             rows = self._matching_messages(connection, where)
         return np.array(sorted(rows), np.int64) + MESSAGE_ROWS
+
+    def runs_inside(self, run_ids: Set[str]) -> set[str]:
+        """Return runs with those that agents used as tools began inside them."""
+        with self._db.reading() as connection:
+            known = map(_fields, self._column(connection, _NESTED, self._namespace))
+        inside: dict[str, set[str]] = defaultdict(set)
+        for fields in known:
+            inside[str(fields.get("parent_run_id"))].add(str(fields.get("run_id")))
+        found, new = {*run_ids}, {*run_ids}
+        while new := set[str]().union(*(inside[run] for run in new)) - found:
+            found |= new
+        return found
 
     def hidden_messages(self) -> Hidden:
         """Return the rows of messages that recall leaves out."""
