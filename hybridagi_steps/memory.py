@@ -186,21 +186,26 @@ class StepMemory(Hygiene, Prompting, Listing):
         return SessionRepository(self._open_store, memory=self, **own)
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
-        """Delete steps with their text and embedding; return how many there were."""
+        """Delete steps with their text and embedding; return how many there were.
+
+        Nothing reads them any more. For bytes that must be in no file, see `purge`.
+        """
         deleted = self._open_store.delete(id_texts(ids))
         if deleted:
             self._forget_cache()
         return deleted
 
     def clear(self) -> Erased:
-        """Delete every step and session of this namespace, trial runs and durable ones included.
+        """Erase every step and session of this namespace, trial runs and durable ones included.
 
         Returns:
             What `purge` returns, of which only `unreached` means something.
         """
-        erased = erase_all(self._open_store, self.namespace, self._file)
-        self._forget_cache()
-        return erased.but(self._caches_elsewhere())
+        store = self._open_store
+        try:
+            return erase_all(store, self.namespace, self._file).but(self._places_left())
+        finally:
+            self._forget_cache()
 
     def purge(self, where: Where, *, by: str | None = None) -> Erased:
         """Erase matching steps, trial runs included, from every file; return how many there were.
@@ -230,11 +235,7 @@ class StepMemory(Hygiene, Prompting, Listing):
         try:
             store.forget_learned()
             erased = erase(store, asked, self.namespace, self._file, by)
-            try:
-                beyond = store.compact()
-            except StorageBusyError:  # the rows are gone, which whoever asked must learn
-                beyond = (str(self._file or self.address),)
-            return erased.but((*beyond, *self._caches_elsewhere()))
+            return erased.but(self._places_left())
         finally:
             self._forget_cache()
 
@@ -569,10 +570,17 @@ class StepMemory(Hygiene, Prompting, Listing):
         if self._closed:
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
 
-    def _caches_elsewhere(self) -> list[str]:
-        """Return the caches on other machines, which erase them when they next read the store."""
+    def _places_left(self) -> list[str]:
+        """Overwrite what was deleted; return where it still is.
+
+        Caches on other machines erase it when they next read the store.
+        """
         store = self._open_store
-        return store.caches_elsewhere() if isinstance(store, CachedApart) else []
+        try:
+            beyond = store.compact()
+        except StorageBusyError:  # the rows are gone, which whoever asked must learn
+            beyond = (str(self._file or self.address),)
+        return [*beyond, *(store.caches_elsewhere() if isinstance(store, CachedApart) else [])]
 
     def _forget_cache(self) -> None:
         from hybridagi_steps.sessions.lines import forget_history

@@ -57,6 +57,7 @@ ERASING: list[Callable[[StepMemory], Any]] = [
     lambda memory: memory.clear(),
 ]
 NAMES = ["delete", "purge", "purge a session", "update", "clear"]
+AT_ONCE = [False, True, True, False, True]
 
 
 @pytest.mark.parametrize("erase", ERASING, ids=NAMES)
@@ -85,6 +86,18 @@ def test_erased_words_are_in_no_file_before_anybody_searches(
     with StepMemory(tmp_path / "s.db") as memory:
         assert found(memory) == []
         assert memory.verify() == []
+    assert files_that_tell(tmp_path) == []
+
+
+@pytest.mark.parametrize(("erase", "at_once"), [*zip(ERASING, AT_ONCE, strict=True)], ids=NAMES)
+def test_where_the_bytes_are_overwritten_and_when(
+    tmp_path: Path, erase: Callable[[StepMemory], Any], at_once: bool
+) -> None:
+    """As is documented: `purge` and `clear` at once, others when the file is closed."""
+    with StepMemory(tmp_path / "s.db", embedder="hashing") as memory:
+        memory.add(pair())
+        erase(memory)
+        assert (files_that_tell(tmp_path) == []) is at_once
     assert files_that_tell(tmp_path) == []
 
 

@@ -69,7 +69,8 @@ _MARKS = "SELECT step_id FROM revoked WHERE namespace = ?"
 _IDS_OF = """SELECT id FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?)) ORDER BY row"""
 _NESTED = """SELECT CAST(body AS BLOB) FROM message
-    WHERE +namespace = ? AND body LIKE '%"parent_run_id"%'"""
+    WHERE +namespace = ? AND body LIKE ?"""
+_NAMING_PARENTS = '%"parent_run_id"%'
 _BODIES_AT_ONCE = 5_000
 _LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
 _SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
@@ -113,7 +114,9 @@ class MessageFilter(StepReading):
     def runs_inside(self, run_ids: Set[str]) -> set[str]:
         """Return runs with those that agents used as tools began inside them."""
         with self._db.reading() as connection:
-            known = map(_fields, self._column(connection, _NESTED, self._namespace))
+            known = map(
+                _fields, self._column(connection, _NESTED, self._namespace, _NAMING_PARENTS)
+            )
         inside: dict[str, set[str]] = defaultdict(set)
         for fields in known:
             inside[str(fields.get("parent_run_id"))].add(str(fields.get("run_id")))
