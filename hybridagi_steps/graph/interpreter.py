@@ -35,6 +35,7 @@ from hybridagi_steps.graph.program_memory import (
     ProgramLibrary,
     programs_of,
 )
+from hybridagi_steps.graph.resuming import stopped_run
 from hybridagi_steps.graph.run import ProgramRun
 from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession, adriven, driven
 from hybridagi_steps.graph.tools.base import GraphTool
@@ -48,6 +49,7 @@ from hybridagi_steps.graph.tools.builtin import (
 from hybridagi_steps.graph.tools.functions import tools_by_name
 from hybridagi_steps.graph.tools.tool_box import ToolBox
 from hybridagi_steps.recording.blocks import record
+from hybridagi_steps.recording.recorder import active_recorders
 from hybridagi_steps.recording.step_writer import Memory, check_memory
 from hybridagi_steps.validation import whole_number
 
@@ -131,7 +133,7 @@ class GraphInterpreter(dspy.Module):
         query: str | Query,
         session: ProgramSession | None = None,
         objective: str | None = None,
-        resume: AgentOutput | None = None,
+        resume: AgentOutput | str | None = None,
         **variables: object,
     ) -> AgentOutput:
         """Run the entry program.
@@ -140,9 +142,11 @@ class GraphInterpreter(dspy.Module):
             query: What the user asks.
             session: The session of an earlier run, to go on with it; it is not changed.
             objective: What the run works towards; by default the query.
-            resume: What a run gave back that failed or reached `max_iters`: taken up at the node
-                where it stopped, with its session and its steps in the prompts; its own query is
-                not said again. A program that an Action called is begun anew.
+            resume: What a run gave back that failed or reached `max_iters`, or the id of a run that
+                gave nothing back (see `stopped_run`): taken up at the node where it stopped, with
+                its session and its steps in the prompts; its own query is not said again. A program
+                that an Action called is begun anew. Beside an id, `session` is what the run was
+                begun with.
             variables: Further variables for the prompts.
 
         Returns:
@@ -163,7 +167,7 @@ class GraphInterpreter(dspy.Module):
         query: str | Query,
         session: ProgramSession | None = None,
         objective: str | None = None,
-        resume: AgentOutput | None = None,
+        resume: AgentOutput | str | None = None,
         **variables: object,
     ) -> AgentOutput:
         """Run the entry program asynchronously; otherwise as `forward`."""
@@ -173,34 +177,67 @@ class GraphInterpreter(dspy.Module):
     def _recording(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.memory is None else record(self.memory)
 
+    def stopped_run(
+        self, run_id: str, session: ProgramSession | None = None, memory: Memory | None = None
+    ) -> AgentOutput:
+        """Return what a run would have given back that was killed, cancelled, or raised its error.
+
+        It is read from the stored steps, node by node along the programs, and can be given to
+        `resume`. What a node did without a stored step is done again: at most the one that it
+        stopped in. Results come back as JSON data, and as far as the memory did not redact them.
+
+        Args:
+            run_id: The run.
+            session: What it was begun with, if that was the session of an earlier run.
+            memory: Where it was recorded; by default the memory of the agent, else of the active
+                recording.
+
+        Raises:
+            UnknownRunError: The memory has no run of this agent and user by that id.
+            InvalidSettingError: It finished, the programs have changed since, a result that later
+                nodes may use was too large to be stored, or there is no memory.
+        """
+        known = self.memory or next((each.memory for each in active_recorders()), None)
+        if (found := memory or known) is None:
+            raise InvalidSettingError("a run is read from a memory, and this agent has none.")
+        output = stopped_run(self, found, run_id, _checked_session(session))
+        self._check_place(output)
+        return output
+
     def _run(
         self,
         query: str | Query,
         session: ProgramSession | None,
         objective: str | None,
-        resume: AgentOutput | None,
+        resume: AgentOutput | str | None,
         variables: dict[str, Any],
     ) -> ProgramRun:
-        before = _checked_session(session)
-        if resume is not None:
-            before = self._resumable(resume, session)
-        text = _checked_query(query)
+        text, before = _checked_query(query), _checked_session(session)
         if objective is not None and not isinstance(objective, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidSettingError(f"objective is a text, not {type(objective).__name__}.")
-        again = resume is not None and text == before.query
-        if again and objective is None:
-            objective = before.objective
-        following = before.going_on(text, variables, objective, said=not again)
-        return ProgramRun(self, following, {"query": text, **variables}, resume)
+        if isinstance(resume, str):
+            resume = self.stopped_run(resume, session)
+        elif resume is not None:
+            self._check_resumable(resume, session)
+        before = before if resume is None else resume.session
+        following = before.going_on(text, variables, objective, resumed=resume is not None)
+        told = {"query": text, **variables}
+        if objective is not None:
+            told["objective"] = objective
+        return ProgramRun(self, following, told, resume)
 
-    def _resumable(self, stopped: object, session: object) -> ProgramSession:
-        """Return the session of a run that can be taken up where it stopped."""
+    def _check_resumable(self, stopped: object, session: object) -> None:
         if not isinstance(stopped, AgentOutput):
             raise InvalidSettingError(
-                f"resume is what an earlier run gave back, not {type(stopped).__name__}."
+                "resume is what an earlier run gave back, or the id of a run, not "
+                f"{type(stopped).__name__}."
             )
         if session is not None:
             raise InvalidSettingError("a resumed run has its own session; leave out session.")
+        self._check_place(stopped)
+
+    def _check_place(self, stopped: AgentOutput) -> None:
+        """Check that the agent comes to where a run stopped."""
         if not stopped.stopped_at:
             raise InvalidSettingError(
                 "this run stopped at no node: there is nothing to resume. agent(query=…, "
@@ -215,7 +252,6 @@ class GraphInterpreter(dspy.Module):
                     "programs have changed. Begin a new run."
                 )
             called = getattr(node, "program", "")
-        return stopped.session
 
     def _check_recall(self) -> None:
         for tool in self.tools.values():

@@ -1,15 +1,17 @@
 """The parts that a graph program is made of: nodes, edges, and the names that every run knows.
 
 Plain values, checked for their types only; whether they make a sound program is a question for
-`checks`. They stand in a module of their own so that the checks, the text form and the
-drawing read programs without knowing the class that people build them with.
+`checks`. They stand in a module of their own, with the text they are written as, so that checks,
+parser and drawing read programs without knowing the class that people build them with.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -27,6 +29,8 @@ PROVIDED = frozenset({"query", "objective"})
 
 RESERVED = frozenset({"session", "self"})
 """Names that `agent(…)` takes for itself, so that no caller could set a variable of that name."""
+
+_DESCRIPTION, _VARIABLES, _NO_LABEL = "// @desc: ", "// @var_in: ", "NEXT"
 
 _CONFIG = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
@@ -147,3 +151,64 @@ class ProgramGraph(Protocol):
     """Its nodes by id."""
     edges: list[Edge]
     """Its edges, in the order they were added."""
+
+
+def program_text(program: ProgramGraph) -> str:
+    """Return the text form of a program."""
+    head = [f"{_DESCRIPTION}{line}" for line in _description_lines(program.description)]
+    if program.var_in:
+        head.append(_VARIABLES + ", ".join(program.var_in))
+    items = [_node_source(name, node) for name, node in program.nodes.items()]
+    items += [_edge(edge) for edge in program.edges]
+    text = "\n".join([*head, "CREATE", ",\n".join(items)]) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.start + 20]
+        raise ProgramError(
+            f"the program {program.name!r} cannot be written as text: near {around!r} there is "
+            "half a character (a lone surrogate)."
+        ) from None
+    return text
+
+
+def _description_lines(text: str) -> list[str]:
+    """Return the lines of a description; as one JSON string if plain lines would not keep it."""
+    lines = text.split("\n") if text else []
+    plain = all(line == line.strip() and line.isprintable() for line in lines)
+    return lines if plain and not text.startswith('"') else [json.dumps(text)]
+
+
+def _node_source(name: str, node: Node) -> str:
+    head = f"({_quoted(name)}:{type(node).__name__} {{"
+    values = dict(_properties(node))
+    if isinstance(node, Control):
+        return f"{head}{_property_source('id', values)}}})"
+    inside = ",\n".join(f"  {_property_source(key, values)}" for key in values)
+    return f"{head}\n{inside}\n}})"
+
+
+def _properties(node: Node) -> Iterator[tuple[str, Any]]:
+    """Yield a node's properties, without those that stand at their empty default."""
+    for field in fields(node):
+        value = getattr(node, field.name)
+        if value not in (None, False, []):
+            yield field.name, value
+
+
+def _property_source(key: str, values: Mapping[str, Any]) -> str:
+    return f"{key}: {json.dumps(values[key], ensure_ascii=False)}"
+
+
+def _edge(edge: Edge) -> str:
+    label = _NO_LABEL if edge.label is None else _quoted(edge.label)
+    return f"({_quoted(edge.source)})-[:{label}]->({_quoted(edge.target)})"
+
+
+def _quoted(name: str) -> str:
+    """Return a name as it stands in the text: in back quotes unless it is a plain word.
+
+    A label that reads NEXT is quoted too, since the bare word says that there is no label.
+    """
+    plain = name.isascii() and name.isidentifier() and name != _NO_LABEL
+    return name if plain else "`" + name.replace("`", "``") + "`"

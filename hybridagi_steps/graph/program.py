@@ -25,7 +25,6 @@ from hybridagi_steps.errors import (
     ProgramTextError,
     UnknownProgramError,
 )
-from hybridagi_steps.graph import writer
 from hybridagi_steps.graph.checks import listed, problems
 from hybridagi_steps.graph.nodes import (
     END,
@@ -37,6 +36,7 @@ from hybridagi_steps.graph.nodes import (
     Node,
     Program,
     ProgramGraph,
+    program_text,
 )
 
 __all__ = [
@@ -188,7 +188,7 @@ class GraphProgram:
         Raises:
             ProgramError: A text in it has half a character (a lone surrogate).
         """
-        return writer.write(self)
+        return program_text(self)
 
     def save(self, folder: str | Path) -> Path:
         """Write the text form to `<name>.cypher` in a folder, whole or not at all.

@@ -1,11 +1,10 @@
 """ProgramRun: one run of an agent, from its first node to its result.
 
-All state of a run is here, none on the interpreter. The run walks the graph; what it needs from the
-outside world it yields as requests, so that the same code serves sync and async callers. Whatever
-goes wrong at a node is written as that node's step. An Action with an ERROR edge and a tool that
-`observes` the error let the run go on, with what went wrong as the result; anything else ends it.
-A language model that cannot be reached always does, else a run without one would look like a
-finished one. Cancellation passes through.
+All state of a run is here, none on the interpreter. What it needs from the outside world it yields
+as requests, so that the same code serves sync and async callers. Whatever goes wrong at a node is
+written as that node's step. An Action with an ERROR edge and a tool that `observes` the error let
+the run go on, with what went wrong as the result; anything else ends it. A language model that
+cannot be reached always does, else a run without one would look like a finished one.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from hybridagi_steps.graph.predictors import (
     predictor_of,
 )
 from hybridagi_steps.graph.program import GraphProgram
-from hybridagi_steps.graph.program_memory import AgentPrograms
 from hybridagi_steps.graph.prompts import history_text, rendered, shown_text
+from hybridagi_steps.graph.resuming import ProgramAgent, results_so_far
 from hybridagi_steps.graph.run_state import (
     AgentOutput,
     FinishReason,
@@ -43,11 +42,12 @@ from hybridagi_steps.graph.run_state import (
     Result,
     RunError,
     Work,
+    observed_text,
 )
 from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.recording import step_shapes as shapes
-from hybridagi_steps.recording.call_steps import FunctionStep
+from hybridagi_steps.recording.call_steps import NODE, FunctionStep
 from hybridagi_steps.recording.manual_steps import Kind, OpenStep, RunSteps
 from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import Memory
@@ -56,15 +56,11 @@ from hybridagi_steps.recording_hooks import tell
 from hybridagi_steps.records.agent_step import AgentStepType
 
 _DEEPEST = 50
-_OBSERVED_OF_ERROR = 2_000
 
 
-class Agent(Protocol):
+class Agent(ProgramAgent, Protocol):
     """What a run reads of its interpreter; it changes none of it."""
 
-    entrypoint: str
-    programs: AgentPrograms
-    tools: dict[str, GraphTool]
     nodes: dict[str, dspy.Module]
     memory: Memory | None
     num_history: int
@@ -101,8 +97,8 @@ class ProgramRun:
         self._recalled: dict[str, QueryWithSteps] = {}
         self._new_predictors: dict[str, dspy.Module | None] = {}
         self._visited = 0
-        self._before = [] if before is None else before.program_trace.steps
-        self._waiting = [] if before is None else list(before.stopped_at)
+        before = before or AgentOutput()
+        self._before, self._waiting = before.program_trace.steps, list(before.stopped_at)
         self._inside: list[Place] | None = []
         self._path: list[Place] = []
         self._at = ""
@@ -111,7 +107,7 @@ class ProgramRun:
         self._depth = 0
         self._printed = 0
         self._last: Result | None = None
-        self._spoken: Result | None = None
+        self._last_before, self._spoken = results_so_far(self._before, agent.tools)
 
     def work(self) -> Work[AgentOutput]:
         """Run the entry program to its end, its limit or the first error that ends it."""
@@ -119,8 +115,9 @@ class ProgramRun:
         purpose = self._agent.programs.get(entry).description or entry
         finish: FinishReason = "finished"
         failure: RunError | None = None
+        notes = {"resumes": self._before[-1].run_id} if self._before else {}
         try:
-            yield from self._call(entry, purpose, self._arguments)
+            yield from self._call(entry, purpose, self._arguments, notes=notes)
         except Exception as error:
             out_of_iters = error is self._fatal and isinstance(error, LimitReachedError)
             finish = "max_iters" if out_of_iters else "error"
@@ -139,8 +136,7 @@ class ProgramRun:
             error=failure,
             stopped_at=self._path if finish != "finished" else [],
             recording_errors=[
-                RunError(type=problem.error_type, message=str(problem))
-                for problem in self._steps.problems
+                RunError(type=each.error_type, message=str(each)) for each in self._steps.problems
             ],
         )
 
@@ -153,8 +149,7 @@ class ProgramRun:
 
     @property
     def _answer(self) -> Result | None:
-        result = self._last
-        return self._spoken or (None if result is not None and result.failed else result)
+        return self._spoken or (None if self._last and self._last.failed else self._last)
 
     @contextmanager
     def _step(self, told: FunctionStep, arguments: dict[str, Any]) -> Generator[OpenStep]:
@@ -178,11 +173,11 @@ class ProgramRun:
         purpose: str,
         arguments: dict[str, Any],
         program: GraphProgram | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> Work[Result]:
         """Run a program between its ProgramCall and its ProgramEnd; return its last result."""
         is_entry = self._depth == 0
-        notes = {"resumes": self._before[0].run_id} if is_entry and self._before else {}
-        told = FunctionStep("program", name, purpose, notes=notes)
+        told = FunctionStep("program", name, purpose, notes=notes or {})
         before, self._last = self._last, None
         with self._step(told, arguments) as step:
             yield from self._walk(name, program)
@@ -204,6 +199,8 @@ class ProgramRun:
         try:
             program = program or self._agent.programs.get(name)
             node_id = self._waiting.pop(0)[1] if self._waiting else program.next(START)
+            if not self._waiting:
+                self._last, self._last_before = self._last_before, None
             while node_id != END:
                 node_id = yield from self._visit(program, program.nodes[node_id])
         finally:
@@ -230,7 +227,7 @@ class ProgramRun:
             return (yield from self._act(program, node))
         if isinstance(node, Program):
             with self._within(None if self._inside is None else self._path):
-                yield from self._call(node.program, node.purpose, {})
+                yield from self._call(node.program, node.purpose, {}, notes={NODE: self._at})
         return program.next(node.id)
 
     @contextmanager
@@ -253,8 +250,7 @@ class ProgramRun:
         except Exception as error:
             if error is self._fatal or (on_error is None and error is not self._observed):
                 raise
-            said = shapes.error_fields(error)["error"]
-            text = f"Error: {said['type']}: {said['message']}"[:_OBSERVED_OF_ERROR]
+            text = observed_text(shapes.error_fields(error)["error"])
             result = Result(text, text, failed=True)
         self._last = result
         if node.var_out is not None:
@@ -347,7 +343,7 @@ class ProgramRun:
             node.purpose,
             options=tuple(options or ()),
             own=own,
-            notes={"node": place_of(program, node)},
+            notes={NODE: place_of(program, node)},
         )
 
     def _predictor(self, program: GraphProgram, node: Node) -> dspy.Module | None:

@@ -8,7 +8,7 @@ and a copy of it begins with nothing. `ProgramSession` is what programs and tool
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -24,6 +24,8 @@ FinishReason = Literal["max_iters", "finished", "error"]
 
 Place = tuple[str, str]
 """The name of a program and the id of a node in it."""
+
+_OBSERVED_OF_ERROR = 2_000
 
 
 class ChatMessage(BaseModel):
@@ -61,7 +63,7 @@ class ProgramSession(BaseModel):
         variables: dict[str, Any],
         objective: str | None = None,
         *,
-        said: bool = True,
+        resumed: bool = False,
     ) -> ProgramSession:
         """Return the session of the next run: the same conversation and variables, a new query.
 
@@ -69,8 +71,12 @@ class ProgramSession(BaseModel):
             query: What the user asks.
             variables: What the run knows besides.
             objective: What it works towards; by default the query.
-            said: Whether the user says the query now.
+            resumed: Whether it takes up the run of this session: the same query is not said again,
+                and works towards the same.
         """
+        again = resumed and query == self.query
+        if again and objective is None:
+            objective = self.objective
         messages = [message.model_copy() for message in self.chat_history]
         following = ProgramSession(
             query=query,
@@ -78,7 +84,7 @@ class ProgramSession(BaseModel):
             variables={**self.variables, **variables},
             chat_history=messages,
         )
-        if query and said:
+        if query and not again:
             following.say(query, "user")
         return following
 
@@ -121,6 +127,11 @@ class RunError(BaseModel):
 
     def __getstate__(self) -> dict[Any, Any]:
         return {**super().__getstate__(), "__pydantic_private__": {"_exception": None}}
+
+
+def observed_text(error: Mapping[str, Any]) -> str:
+    """Return what an agent that goes on is told of an error, of `type` and `message`."""
+    return f"Error: {error['type']}: {error['message']}"[:_OBSERVED_OF_ERROR]
 
 
 class AgentOutput(PredictionModel):

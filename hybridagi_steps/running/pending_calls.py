@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from hybridagi_steps.errors import InvalidSettingError, MessageError, UnknownSessionError
+from hybridagi_steps.errors import (
+    InvalidSettingError,
+    MessageError,
+    UnknownRunError,
+    UnknownSessionError,
+)
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Prompt
+from hybridagi_steps.running.program_adapter import Agent, inner
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.starting import Start, last_turn, open_calls
 from hybridagi_steps.running.stored_consents import answered, check_answer, questions
@@ -33,6 +39,7 @@ class PendingCall(NamedTuple):
 
 def taken_up(
     start: Start,
+    agent: Agent,
     pending: Sequence[PendingCall],
     consents: Mapping[str, bool],
     results: Mapping[str, str],
@@ -59,10 +66,31 @@ def taken_up(
         prompt = prepare(run)
         prompt.consents, prompt.results = {n: consents.get(n) for n in waiting}, results
         prompt.questions = questions(run.line.memory, run.line.session_id)
+        prompt.inputs.update(_place(run, agent, start.data["resumes"]))
         return prompt
 
     start.prepare = prepared
     return start
+
+
+def _place(run: ActiveRun, agent: Agent, run_id: str | None) -> dict[str, Any]:
+    """Return the input that takes an agent of graph programs up at its node, if it is one."""
+    stopped_run = getattr(inner(agent.program), "stopped_run", None)
+    if stopped_run is None or run_id is None:
+        return {}
+    memory, seen = run.line.memory, list[str]()
+    while run_id not in seen:
+        seen.append(run_id)
+        where = {"session_id": run.line.session_id, "metadata": {"resumes": run_id}, "scope": "*"}
+        later = memory.find(where, limit=1, newest_first=True).steps
+        run_id = str(later[0].run_id) if later else run_id
+    try:
+        return {"resume": stopped_run(run_id, memory=memory)}
+    except UnknownRunError:
+        return {}  # it had not begun
+    except InvalidSettingError as error:
+        run.events.error("resume", error)
+        return {}
 
 
 def _check_result(text: object) -> None:

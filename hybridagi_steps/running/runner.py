@@ -269,7 +269,7 @@ class StepRunner:
                 return None
             start = end_of_session(named, last, inputs or {}, resumes=last.run_id)
             pending = await in_thread(partial(pending_calls, self.memory, named.session_id))
-            return taken_up(start, pending, consents or {}, results or {})
+            return taken_up(start, self._agent, pending, consents or {}, results or {})
 
         return self._stream(start)
 

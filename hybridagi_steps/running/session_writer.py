@@ -13,6 +13,7 @@ from uuid import UUID
 
 from hybridagi_steps.errors import DuplicateStepError, SequenceConflictError, UnknownSessionError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.recording.call_steps import NODE
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.prompts import LMCall
@@ -120,7 +121,9 @@ class SessionWriter:
                 self.root_call = step
             self._waiting.append(step)
             self.last_id = step.id
-        if len(self._waiting) >= _MOST_KEPT and self.writing.acquire(blocking=False):
+        # A node of a graph program is where a run is taken up that a crash cut off.
+        soon = NODE in (step.metadata or {}) or len(self._waiting) >= _MOST_KEPT
+        if soon and self.writing.acquire(blocking=False):
             try:
                 self.commit()
             except Exception as error:  # nothing is lost: the next commit takes them, or says why

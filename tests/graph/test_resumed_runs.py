@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import dspy
@@ -9,11 +15,19 @@ import pytest
 from agent_programs import both, chain, say
 
 import hybridagi_steps as hs
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.errors import InvalidSettingError, UnknownRunError
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.graph.run_state import AgentOutput
-from hybridagi_steps.programs import Action, Program
-from hybridagi_steps.programs.tools import CallGraphProgram, FunctionTool, Predict, Speak
+from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
+from hybridagi_steps.programs.tools import (
+    AskUser,
+    CallGraphProgram,
+    FunctionTool,
+    PastActionSearch,
+    Predict,
+    Speak,
+    UpdateObjective,
+)
 from hybridagi_steps.testing import request_text, scripted_lm
 
 
@@ -49,9 +63,10 @@ def nested(shop: Shop) -> GraphInterpreter:
     return GraphInterpreter(programs, [Speak(), Predict(), FunctionTool(shop.buy)])
 
 
-def visited(out: AgentOutput) -> list[str]:
-    notes = [step.metadata or {} for step in out.program_trace.steps]
-    return [note["node"] for note in notes if "node" in note]
+def visited(steps: Iterable[hs.AgentStep]) -> list[str]:
+    """Return the nodes whose Actions and Decisions these are."""
+    told = [step for step in steps if step.step_type in ("Action", "Decision")]
+    return [str((step.metadata or {})["node"]) for step in told]
 
 
 @both
@@ -62,7 +77,7 @@ def test_a_failed_run_goes_on_at_its_node(call: Any) -> None:
     assert stopped.stopped_at == [("main", "order"), ("ordering", "pay")]
     out = call(agent, query="Some tea, please", resume=stopped)
     assert (out.finish_reason, out.final_answer, out.stopped_at) == ("finished", "Done.", [])
-    assert visited(out) == ["ordering.pay", "main.say"]
+    assert visited(out.program_trace.steps) == ["ordering.pay", "main.say"]
     assert shop.asked == ["tea", "tea"]
     assert out.session.variables["receipt"] == "bought tea"
     said = [message.content for message in out.session.chat_history]
@@ -145,8 +160,185 @@ def test_what_cannot_be_resumed_is_refused() -> None:
     stopped = nested(Shop(failures=1))(query="Tea")
     with pytest.raises(InvalidSettingError, match="leave out session"):
         agent(query="Tea", resume=stopped, session=done.session)
-    with pytest.raises(InvalidSettingError, match=r"not str"):
-        agent(query="Tea", resume="the last one")
+    with pytest.raises(InvalidSettingError, match=r"not int"):
+        agent(query="Tea", resume=7)
     changed = GraphInterpreter(chain(say("hi")), [Speak()])
     with pytest.raises(InvalidSettingError, match=r"main\.order.* programs have changed"):
         changed(query="Tea", resume=stopped)
+
+
+# -- by the id of a run, from what the memory holds of it
+
+
+def eventful(memory: hs.StepMemory, paid: list[str]) -> GraphInterpreter:
+    """An agent with every kind of node and of way between them; payments are counted."""
+
+    def pay(what: str) -> dict[str, str]:
+        """Pay."""
+        paid.append(what)
+        return {"bought": what}
+
+    def fail() -> str:
+        """Fail."""
+        raise TimeoutError("no answer")
+
+    main = GraphProgram("main", "Buy something", ["kind"])
+    main.add(act("UpdateObjective", "Have {{ query }} today", "aim"))
+    main.add(act("PastActionSearch", "the query", "recall", var_out="found"))
+    main.add(Decision("clear", "Check", "Is it clear?"))
+    main.add(act("AskUser", "Which {{ query }}?", "ask", var_out="said"))
+    main.add(Program("order", "Order it", "ordering"))
+    main.add(act("fail", "", "notify", var_out="failed"))
+    main.add(act("Speak", "Nobody was told: {{ failed }}", "sorry", var_in=["failed"]))
+    main.add(act("CallGraphProgram", "wrapping", "wrap"))
+    main.connect("start", "aim").connect("aim", "recall").connect("recall", "clear")
+    main.connect("clear", "order", label="YES").connect("clear", "ask", label="NO")
+    main.connect("ask", "clear").connect("order", "notify").connect("notify", "end")
+    main.connect("notify", "sorry", label="ERROR").connect("sorry", "wrap").connect("wrap", "end")
+    buy = act("pay", "{{ kind }} tea", "pay", var_in=["kind"], var_out="receipt")
+    programs = [
+        main,
+        chain(say("Let me see.", "greet"), buy, name="ordering", var_in=("kind",)),
+        chain(act("Predict", "paper", "choose", var_out="wrapped"), name="wrapping"),
+    ]
+    tools = [Speak(), AskUser(lambda question: "green"), UpdateObjective(), PastActionSearch()]
+    tools += [Predict(), CallGraphProgram(), FunctionTool(pay), FunctionTool(fail)]
+    return GraphInterpreter(programs, tools, memory, max_iters=50)
+
+
+ANSWERS = ["NO", "YES"]
+
+
+@both
+def test_wherever_it_was_killed_it_ends_alike(call: Any, memory: hs.StepMemory) -> None:
+    """Whatever a crash left of the steps, the rest is done, and nothing of it twice."""
+    asked = {"purpose": "the query"}
+    old = hs.AgentStep(step_type=hs.AgentStepType.Action, inputs=asked, run_id="old")
+    memory.add(old)
+    with dspy.context(lm=scripted_lm({"choice": ANSWERS})):
+        whole = call(eventful(memory, []), query="tea", kind="green", objective="Rest")
+    steps = whole.program_trace.steps
+    assert whole.final_answer == "Nobody was told: Error: TimeoutError: no answer"
+    assert visited(steps)[-3:] == ["main.sorry", "wrapping.choose", "main.wrap"]
+    for cut in range(1, len(steps)):
+        left = steps[:cut]
+        nodes = visited(left)
+        with hs.StepMemory(":memory:", embedder="hashing") as after:
+            after.add([old, *left])
+            agent = eventful(after, paid := [])
+            if cut == 1:
+                assert agent.stopped_run(str(left[0].run_id)).session.objective == "Rest"
+            answers = ANSWERS[nodes.count("main.clear") :] or ["none is asked for"]
+            with dspy.context(lm=scripted_lm({"choice": answers})):
+                out = call(agent, query="tea", kind="green", resume=left[0].run_id)
+            assert (out.finish_reason, out.final_answer) == ("finished", whole.final_answer)
+            found = out.session.variables["found"]
+            assert found.steps == whole.session.variables["found"].steps
+            out.session.variables["found"] = whole.session.variables["found"]  # but for its scores
+            assert out.session.model_dump() == whole.session.model_dump()
+            assert paid == ([] if "ordering.pay" in nodes else ["green tea"])
+
+
+def interrupted(error: BaseException) -> Any:
+    """Return what raises an error when it is asked the first time."""
+    asked: list[str] = []
+
+    def answer(question: str) -> str:
+        asked.append(question)
+        if len(asked) == 1:
+            raise error
+        return "green"
+
+    return answer
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError(), OSError("gone")])
+def test_a_run_that_was_interrupted_while_it_asked_asks_again(
+    error: BaseException, memory: hs.StepMemory
+) -> None:
+    ask = act("AskUser", "Which tea?", "ask", var_out="kind")
+    program = chain(say("Welcome.", "greet"), ask, say("{{ kind }}!", var_in=["kind"]))
+    tools = [Speak(), AskUser(interrupted(error))]
+    agent = GraphInterpreter(program, tools, memory, on_error="raise")
+    with hs.record(memory) as run, pytest.raises(type(error)):
+        agent(query="Tea")
+    out = agent(query="Tea", resume=run.id)
+    said = [message.content for message in out.session.chat_history]
+    assert said == ["Tea", "Welcome.", "Which tea?", "green", "green!"]
+
+
+KILLED = """
+import os, signal, sys
+import hybridagi_steps as hs
+from hybridagi_steps.programs import GraphProgram
+from hybridagi_steps.programs.tools import Speak
+
+def note(what: str) -> str:
+    print(what, flush=True)
+    if what == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return what
+
+memory = hs.StepMemory(sys.argv[1])
+programs = [GraphProgram.load(path) for path in sys.argv[4:]]
+agent = hs.GraphInterpreter(programs, [note, Speak()], memory)
+calls = memory.find({"step_types": ["ProgramCall"]}, newest_first=True).steps
+out = agent(query="q", resume=calls[0].run_id if calls else None)
+print(out.final_answer)
+"""
+
+
+def test_a_process_that_is_killed_twice_is_taken_up_twice(tmp_path: Path) -> None:
+    inner = chain(*(act("note", word, word) for word in ("two", "three")), name="inner")
+    main = chain(act("note", "one", "one"), Program("call", "Call it", "inner"), say("Done."))
+    paths = [str(each.save(tmp_path)) for each in (main, inner)]
+    printed: list[list[str]] = []
+    for killed_at in ("two", "three", "nowhere"):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "s.db"), killed_at, "", *paths]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == (0 if killed_at == "nowhere" else -signal.SIGKILL), done.stderr
+        printed.append(done.stdout.split())
+    assert printed == [["one", "two"], ["two", "three"], ["three", "Done."]]
+
+
+def test_what_an_id_cannot_resume_is_refused(memory: hs.StepMemory) -> None:
+    shop = Shop(failures=1)
+    agent = nested(shop)
+    agent.memory = memory
+    with hs.record(memory, user_id="ann") as run:
+        agent(query="Tea")
+    with pytest.raises(UnknownRunError):
+        agent(query="Tea", resume="no such run")
+    with hs.record(memory, user_id="bob"), pytest.raises(UnknownRunError):
+        agent(query="Tea", resume=run.id)
+    greeting = GraphInterpreter(chain(say("Hello.", "hello")), [Speak()], memory)
+    with pytest.raises(InvalidSettingError, match=r"main\.greet.*main\.hello.* have changed"):
+        greeting(query="Tea", resume=run.id)
+    with hs.record(memory, user_id="ann") as taken_up:
+        agent(query="Tea", resume=run.id)
+    with pytest.raises(InvalidSettingError, match="finished: there is nothing to resume"):
+        agent(query="Tea", resume=taken_up.id)
+    alone = nested(shop)
+    with pytest.raises(InvalidSettingError, match="this agent has none"):
+        alone(query="Tea", resume=run.id)
+
+
+def test_what_was_too_large_to_be_stored_is_not_made_up(memory: hs.StepMemory) -> None:
+    shop = Shop(failures=1)
+    program = chain(act("long", "", "long", var_out="text"), act("buy", "tea", "pay"), name="main")
+    tools = [FunctionTool(lambda: "x" * 9_000_000, "long"), FunctionTool(shop.buy)]
+    agent = GraphInterpreter(program, tools, memory)
+    stopped = agent(query="Tea")
+    with pytest.raises(InvalidSettingError, match=r"main\.long gave was too large"):
+        agent(query="Tea", resume=stopped.program_trace.steps[0].run_id)
+    assert agent(query="Tea", resume=stopped).finish_reason == "finished"
+
+
+def test_the_conversation_that_it_was_begun_with_can_be_given_again(memory: hs.StepMemory) -> None:
+    agent = nested(Shop(failures=1))
+    agent.memory = memory
+    talk = GraphInterpreter(chain(say("Good morning.")), [Speak()])(query="Hello").session
+    stopped = agent(query="Tea", session=talk)
+    out = agent(query="Tea", session=talk, resume=stopped.program_trace.steps[0].run_id)
+    said = [message.content for message in out.session.chat_history]
+    assert said == ["Hello", "Good morning.", "Tea", "Let me see.", "Done."]

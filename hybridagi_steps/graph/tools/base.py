@@ -22,6 +22,7 @@ from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.program_memory import ProgramLibrary
 from hybridagi_steps.graph.run_state import ProgramSession
 from hybridagi_steps.recording.step_writer import Memory
+from hybridagi_steps.records.agent_step import AgentStep
 
 INPUTS: Mapping[str, str] = {
     "objective": "What the whole run works towards",
@@ -149,6 +150,14 @@ class GraphTool(ABC):
         """
         del arguments
         return result
+
+    def restore(self, session: ProgramSession, step: AgentStep) -> None:
+        """Change the session as a finished use changed it, of which the step tells.
+
+        For a run that is read back from its steps to be taken up where it stopped; by default a use
+        changes nothing but the variable of its node's `var_out`, which is restored for it.
+        """
+        del session, step
 
     @abstractmethod
     def use(self, use: ToolUse) -> Any:

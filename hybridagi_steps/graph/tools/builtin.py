@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from hybridagi_steps.dspy_types import QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.graph.prompts import shown_text
+from hybridagi_steps.graph.run_state import ProgramSession
 from hybridagi_steps.graph.tools.base import (
     Asked,
     GraphTool,
@@ -27,6 +28,7 @@ from hybridagi_steps.graph.tools.base import (
 )
 from hybridagi_steps.programs.retriever import SearchableMemory, StepRetriever, Where
 from hybridagi_steps.recording_hooks import unnoted
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 
 
@@ -59,6 +61,10 @@ class Speak(Echo):
     ) -> None:
         super().__init__(**options)
         self.callback = _checked_callback(callback, self)
+
+    def restore(self, session: ProgramSession, step: AgentStep) -> None:
+        """Say it in the session alone."""
+        session.say(shown_text(step.result))
 
     def use(self, use: ToolUse) -> str:
         """Say it and return it."""
@@ -117,6 +123,11 @@ class AskUser(GraphTool):
             self.user.set_lm(user_lm)
         self.own = (self.user,)
 
+    def restore(self, session: ProgramSession, step: AgentStep) -> None:
+        """Put question and answer into the session."""
+        session.say(shown_text(step.arguments.get("question", "")))
+        session.say(shown_text(step.result), "user")
+
     def use(self, use: ToolUse) -> str:
         """Ask and return the answer."""
         question = _said(use, "question")
@@ -156,6 +167,10 @@ class UpdateObjective(Echo):
 
     instructions = "Write the new objective of the run, as the prompt asks for."
     asks_for = {"new_objective": Asked(str, "The new objective")}  # noqa: RUF012
+
+    def restore(self, session: ProgramSession, step: AgentStep) -> None:
+        """Set the objective."""
+        session.objective = shown_text(step.result)
 
     def use(self, use: ToolUse) -> str:
         """Set the objective of the run and return it."""
