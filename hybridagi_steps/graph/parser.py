@@ -36,7 +36,7 @@ from hybridagi_steps.graph.nodes import (
 )
 
 _GRAMMAR = r"""
-start: (DESCRIPTION | VARIABLES)* (CREATE path ("," path)*)+ ";"?
+start: (DESCRIPTION | VARIABLES)* (CREATE path ("," path)* ","?)+ ";"?
 path: node (edge node)*
 node: "(" _name [":" KIND ["{" [pair ("," pair)* ","?] "}"]] ")"
 pair: (KEY | QUOTED | STRING) ":" (STRING | NUMBER | TRUE | FALSE | NULL | list)

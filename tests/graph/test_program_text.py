@@ -205,6 +205,7 @@ class TestReading:
     def test_keys_in_quotes_and_a_comma_behind_the_last(self) -> None:
         text = """(a:Action {"tool": 'T', 'purpose': 'p', `var_in`: ['x', 'y',],})"""
         assert read(text).nodes["a"] == Action("a", "T", "p", var_in=["x", "y"])
+        assert read(text, "(start)-->(a)-->(end),") == read(text, "(start)-->(a)-->(end)")
 
     def test_escapes_are_those_of_json(self) -> None:
         node = read(r'(a:Action {tool: "\u0041\ud83d\ude00", purpose: "\/\b\f\n\r\t\\\""})')
@@ -266,7 +267,7 @@ class TestErrors:
             ("CREATE (x:Control)", 1, 11, "a Control is 'start' or 'end'"),
             ("CREATE (a)-[:X]-(b)", 1, 16, "expected '->'"),
             ("CREATE (a)<-[:X]-(b)", 1, 11, "found '<'"),
-            ("CREATE (a),", 1, 12, "expected '('"),
+            ("CREATE (a),,(b)", 1, 12, "expected '('"),
             ("// @var_in: two words\nCREATE (a)", 1, 1, "cannot be the name of a variable"),
             ("CREATE (a)\n\ud800", 2, 1, "half a character"),
         ],
