@@ -123,7 +123,9 @@ class Experience:
             own = self._untied(memory, predict, own, ties)
             ranked = self._ranked(memory, predict, kwargs, ties)
             demos = self._chosen(memory, predict, kwargs, ranked, call.receipt, own)
-            if not demos:
+            if call.receipt.over_budget and not demos:
+                self._say(f"no step found fits into max_tokens={self.max_tokens}")
+            elif not demos:
                 self._say("the memory has no step yet that could be shown to this predictor")
             hits = [each.hit for each in ranked]
             warning = failure_warning(hits) if self.warn else None
@@ -213,16 +215,17 @@ class Experience:
         """Return past steps of a predictor, the best first; of none, those of its signature."""
         maker = maker_of(predict, {"kwargs": kwargs})
         signature: Any = signature_of(predict, {"kwargs": kwargs})
-        state, question, scopes = _step_before(memory), _query(predict, kwargs, maker), _OWN
+        before, question, scopes = _step_before(memory), _query(predict, kwargs, maker), _OWN
         if NEXT_TOOL in signature.output_fields:
             scopes = (None, CLOSING)
-            if state is not None:  # a turn's own text does not tell after what it was made
-                question = QueryWithSteps(queries=QueryList(queries=[question]), steps=[state])
+            state = [] if before is None else memory.get_steps([before])
+            if state:  # a turn's own text does not tell after what it was made
+                question = QueryWithSteps(queries=QueryList(queries=[question]), steps=state)
         of_signature = {"signatures": maker.signature}
         for keys in ({"predictors": maker.predictor, **of_signature}, of_signature):
             found = [self._hits(memory, question, keys, scope, ties) for scope in scopes]
             if hits := [hit for several in found for hit in several]:
-                return self._scored(memory, hits, state)
+                return self._scored(memory, hits, before)
         return []
 
     def _hits(
@@ -272,14 +275,17 @@ class Experience:
         return found
 
     def _scored(
-        self, memory: StepMemory, hits: Sequence[StepHit], state: AgentStep | None
+        self, memory: StepMemory, hits: Sequence[StepHit], before: str | None
     ) -> list[_Candidate]:
-        before = _parents(memory, hits) if state is not None else {}
-        done = None if state is None else _done(state)
+        did: dict[str, tuple[str, Any]] = {}
+        if before is not None:
+            parents = {str(hit.step.parent_id) for hit in hits if hit.step.parent_id is not None}
+            read = memory.get_steps(sorted({before, *parents}))
+            did = {id_text(step.id): _done(step) for step in read}
+        done = did.get(before or "")
         ranked: list[_Candidate] = []
         for hit in hits:
-            parent = before.get(str(hit.step.parent_id))
-            same = done is not None and parent is not None and _done(parent) == done
+            same = done is not None and did.get(str(hit.step.parent_id)) == done
             rated = 0.0 if hit.step.score is None else min(max(hit.step.score, 0.0), 1.0) - 0.5
             score = hit.score + SAME_BEFORE * same + self.prefer * rated
             reason = "; ".join(
@@ -339,14 +345,10 @@ def _own_example(memory: StepMemory, inputs: Mapping[str, Any]) -> frozenset[str
     return frozenset([redacted if known is None or known.example is None else known.example])
 
 
-def _step_before(memory: StepMemory) -> AgentStep | None:
-    """Return the step after which a predictor is called, if it is being recorded here."""
-    for recorder in active_recorders():
-        step_id = recorder.step_before if recorder.memory is memory else None
-        if step_id is not None:
-            found = memory.get_steps([step_id])
-            return found[0] if found else None
-    return None
+def _step_before(memory: StepMemory) -> str | None:
+    """Return the id of the step after which a predictor is called, if it is being recorded here."""
+    ids = (each.step_before for each in active_recorders() if each.memory is memory)
+    return next((id_text(step_id) for step_id in ids if step_id is not None), None)
 
 
 def _query(predict: dspy.Predict, kwargs: dict[str, Any], maker: Maker) -> Query:
@@ -357,11 +359,6 @@ def _query(predict: dspy.Predict, kwargs: dict[str, Any], maker: Maker) -> Query
     kind = AgentStepType.Action
     step = AgentStep(step_type=kind, inputs=inputs, predictor=maker.predictor)
     return Query(query=own_text(step))
-
-
-def _parents(memory: StepMemory, hits: Iterable[StepHit]) -> dict[str, AgentStep]:
-    ids = {str(hit.step.parent_id) for hit in hits if hit.step.parent_id is not None}
-    return {id_text(step.id): step for step in memory.get_steps(sorted(ids))}
 
 
 def _done(step: AgentStep) -> tuple[str, Any]:

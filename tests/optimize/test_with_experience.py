@@ -215,7 +215,9 @@ class TestRecall:
         mine(question=WORK["seat"])
         assert not own & set(mine.last_recall().ids)
 
-    def test_the_budget_drops_the_worst_first(self, memory: hs.StepMemory) -> None:
+    def test_the_budget_drops_the_worst_first(
+        self, memory: hs.StepMemory, caplog: pytest.LogCaptureFixture
+    ) -> None:
         desk = experienced(memory, k=3)
         desk(question="They lost my suitcase")
         routed = [demo for demo in desk.last_recall() if demo.predictor == "Desk.route"]
@@ -227,6 +229,7 @@ class TestRecall:
         nothing = experienced(memory, max_tokens=0)
         nothing(question="They lost my suitcase")
         assert nothing.last_recall() == []
+        assert "max_tokens=0" in caplog.text
 
     def test_exclusions(self, memory: hs.StepMemory) -> None:
         desk = experienced(memory, k=1)
