@@ -21,7 +21,6 @@ from tests.benchmarks.learning_copier import (
     experienced,
     gains,
     poisoned,
-    recorded_memory,
     tuned,
 )
 from tests.benchmarks.learning_model import MODEL_ROWS, model_answers
@@ -33,7 +32,14 @@ from tests.benchmarks.learning_outlook import (
     outlook_table,
     same_task_hits,
 )
-from tests.benchmarks.learning_runs import SOURCE, RealRun, of_domain, plain_memory, real_runs
+from tests.benchmarks.learning_runs import (
+    RealRun,
+    of_domain,
+    plain_memory,
+    played_runs,
+    real_runs,
+    recorded_memory,
+)
 from tests.benchmarks.ranking import interval, interval_text, paired
 from tests.benchmarks.tables import Table, number, print_json, print_tables
 
@@ -63,8 +69,9 @@ def measure(
     """
     begin = time.process_time()
     given = real_runs(runs)
-    played = of_domain(given, SOURCE)
-    found = conditions(embedder=embedder, k=k, runs=runs or "data/", tasks=_tasks(played))
+    played = played_runs(given)
+    source = f"{runs or 'data/'}, {played[0].domain}" if played else runs or "data/"
+    found = conditions(embedder=embedder, k=k, runs=source, tasks=_tasks(played))
     if played:
         found |= _copier(given, played, embedder, k, tune=tune)
         if model:
@@ -110,7 +117,7 @@ def _copier(
             found["losses"][name] = _loss(ours, theirs)
         if tune:
             found["grid"] = tuned(played, memory)
-    others = [run for run in given if run.domain != SOURCE]
+    others = [run for run in given if run.domain != played[0].domain]
     if others:
         with recorded_memory([*others, *played], embedder) as mixed:
             steps = sum(len(run.states()) for run in others)
@@ -215,7 +222,7 @@ def _copier_table(result: dict[str, Any], options: dict[str, Any], said: list[st
         f"next action of unseen tasks, a model that copies, {options['runs']}",
         ["", "without replies [95 %]", "replies included", "LM calls", "tokens", "CPU s"],
         rows,
-        [*said, "Each task is held out; calls and tokens are for one answer."],
+        [*said, "Split by task: each is held out. Calls and tokens are for one answer."],
     )
 
 

@@ -11,7 +11,6 @@ import hybridagi_steps as hs
 from hybridagi_steps.optimize.feedback import first_trouble
 from hybridagi_steps.optimize.reliability import area_under_curve
 from hybridagi_steps.optimize.stored_runs import GOOD
-from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_text import cut, own_text
 from tests.benchmarks.learning_runs import RealRun
 from tests.benchmarks.ranking import RESAMPLES, interval
@@ -142,14 +141,11 @@ def _failed(runs: Sequence[RealRun]) -> dict[str, Any]:
 
 
 def _states(run: RealRun) -> list[str]:
-    by_id = {id_text(step.id): step for step in run.steps}
-    return [_state(step, by_id) for step in run.steps if step.parent_id is not None]
-
-
-def _state(step: AgentStep, by_id: dict[str, AgentStep]) -> str:
-    before = by_id.get(id_text(step.parent_id)) if step.parent_id is not None else None
-    said = cut(step.purpose, _STATE)
-    return said if before is None else f"{said} | {cut(own_text(before), _STATE)}"
+    return [
+        f"{cut(step.purpose, _STATE)} | {cut(own_text(before), _STATE)}"
+        for step, before in run.with_parents()
+        if before is not None
+    ]
 
 
 def _well(run: RealRun) -> bool:

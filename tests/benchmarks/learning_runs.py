@@ -13,6 +13,7 @@ one wrong answer does not spoil the next state. Who plays a task never sees anot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +32,8 @@ from hybridagi_steps.records.step_text import cut
 REPLIES = ("respond",)
 """Tools that only answer; half of what agents do, so figures are given without them, too."""
 SOURCE = "airline"
-"""The domain of the copier's table."""
-_OUTCOMES = ("reward", "em", "win")
+"""The domain of the copier's table; of runs without it the one with the most runs."""
+_OUTCOMES = ("reward", "em", "win", "score")
 _SAID, _RESULT = 300, 300
 _TELLS_OUTCOME = "reward ="
 
@@ -58,15 +59,23 @@ class RealRun:
     score: float | None
     steps: list[AgentStep] = field(repr=False)
 
+    def with_parents(self) -> list[tuple[AgentStep, AgentStep | None]]:
+        """Return each step with the one before it; of steps without links the one that precedes."""
+        if all(step.parent_id is None for step in self.steps):
+            return list(zip(self.steps, [None, *self.steps], strict=False))
+        by_id = {id_text(step.id): step for step in self.steps}
+        return [
+            (step, None if step.parent_id is None else by_id.get(id_text(step.parent_id)))
+            for step in self.steps
+        ]
+
     def states(self) -> list[State]:
         """Return what was known before each step with a tool."""
-        by_id = {id_text(step.id): step for step in self.steps}
         first = self.steps[0].purpose
         found: list[State] = []
-        for step in self.steps:
+        for step, before in self.with_parents():
             if step.step_type != AgentStepType.Action or not step.tool:
                 continue
-            before = by_id.get(id_text(step.parent_id)) if step.parent_id is not None else None
             known = {
                 "request": cut(first, _SAID),
                 "last_message": cut(step.purpose, _SAID),
@@ -94,7 +103,16 @@ def real_runs(file: str = "") -> list[RealRun]:
         if _TELLS_OUTCOME in str(step.result):  # the environment told the score: nobody's to learn
             step.outputs = {"result": ""}
         steps.setdefault(str(step.run_id), []).append(step)
+    if odd := [row for row in rows if not isinstance(row.get("run_id"), str)]:
+        raise ExchangeError(f"a run has a text as its run_id; {str(odd[0])[:80]} has none.")
     return [_run(row, steps[row["run_id"]]) for row in rows if steps.get(row["run_id"])]
+
+
+def played_runs(runs: Sequence[RealRun]) -> list[RealRun]:
+    """Return the runs of the domain that the copier plays."""
+    common = Counter(run.domain for run in runs if run.states()).most_common(1)
+    domains = {run.domain for run in runs}
+    return of_domain(runs, SOURCE if SOURCE in domains or not common else common[0][0])
 
 
 def of_domain(runs: Iterable[RealRun], domain: str) -> list[RealRun]:
@@ -189,11 +207,13 @@ def _as_it_went(state: State) -> Any:
 
 def _run(row: dict[str, Any], steps: list[AgentStep]) -> RealRun:
     outcome = next((row[key] for key in _OUTCOMES if row.get(key) is not None), None)
-    task = row.get("task_id")
+    named = (row.get(key) for key in ("task_id", "task", "run_id"))
+    task = next(each for each in named if each is not None)
+    domain = str(row.get("domain", "runs"))
     return RealRun(
         row["run_id"],
-        row["domain"],
-        f"{row['domain']} {row['run_id'] if task is None else task}",
+        domain,
+        f"{domain} {task}",
         None if outcome is None else float(outcome),
         steps,
     )

@@ -10,6 +10,7 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import ExchangeError, InvalidSettingError
+from tests.benchmarks.learning import _tables, measure  # pyright: ignore[reportPrivateUsage]
 from tests.benchmarks.learning_copier import Copier, asked, by_task, experienced, poisoned
 from tests.benchmarks.learning_outlook import decisive_steps, loops_table, same_task_hits
 from tests.benchmarks.learning_runs import (
@@ -48,6 +49,33 @@ def test_own_runs_are_read_with_the_steps_beside_them(tmp_path: Path) -> None:
         real_runs(str(tmp_path / "mine.jsonl"))
     with pytest.raises(ExchangeError):
         real_runs(str(tmp_path / "no-runs.jsonl"))
+
+
+def test_runs_of_another_shape_are_measured_like_those_of_the_repository(tmp_path: Path) -> None:
+    """A domain of their own, tasks named by their text, steps without ids, hops and parents."""
+    runs, steps = list[bytes](), list[bytes]()
+    for number in range(8):
+        row = {"run_id": f"r{number}", "domain": "retail", "task": f"task {number // 2}"}
+        runs.append(orjson.dumps({**row, "score": number % 2, "seed": {"x": [1]}}))
+        for tool in ("respond", "find", ("refund", "swap")[number // 2 % 2]):
+            inputs: dict[str, Any] = {"purpose": f"the customer {number}", "tool": tool}
+            inputs["arguments"] = {"nested": [{"a": None}]}
+            step: dict[str, Any] = {"run_id": f"r{number}", "step_type": "Action"}
+            step |= {"inputs": inputs, "outputs": {"result": {"rows": [tool]}}}
+            steps.append(orjson.dumps(step))
+    (tmp_path / "runs.jsonl").write_bytes(b"\n".join(runs))
+    (tmp_path / "steps.jsonl").write_bytes(b"\n\n".join(steps))
+    found = measure(runs=str(tmp_path / "runs.jsonl"), embedder="hashing", k=2)
+    assert found["options"]["runs"].endswith("runs.jsonl, retail")
+    assert found["options"]["tasks"] == 4
+    assert set(found["copier"]) >= {"WithExperience", "LabeledFewShot 16", "BootstrapFromMemory 16"}
+    assert found["copier"]["WithExperience"]["lm_calls"] == 1.0
+    assert found["domains"]["retail"]["same_task"]["tasks"] == 4
+    titles = [table.title for table in _tables(found)]
+    assert any("retail" in title and "next action" in title for title in titles)
+    (tmp_path / "runs.jsonl").write_bytes(b'{"domain": "retail"}')
+    with pytest.raises(ExchangeError, match="run_id"):
+        real_runs(str(tmp_path / "runs.jsonl"))
 
 
 def test_a_program_with_experience_sees_no_step_of_its_task(runs: list[RealRun]) -> None:
