@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridagi_steps.display.templates import render
-from hybridagi_steps.display.texts import as_text
+from hybridagi_steps.display.titles import as_text
 from hybridagi_steps.display.view import (
     call_view,
     hit_view,

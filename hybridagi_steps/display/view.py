@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hybridagi_steps.display.texts import as_text, fields, json_text, line
-from hybridagi_steps.display.titles import title_of
+from hybridagi_steps.display.titles import as_text, fields, json_text, line, title_of
 
 MAX_DEPTH = 16
 """Deepest nesting of programs shown."""

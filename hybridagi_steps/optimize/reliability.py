@@ -101,7 +101,7 @@ class Reliability:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        from hybridagi_steps.plots.calibration import reliability_curves
+        from hybridagi_steps.plots.history import reliability_curves
 
         curves = {
             "agreement (steps)": [tuple(each) for each in self.agreement.bins],

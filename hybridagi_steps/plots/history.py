@@ -1,4 +1,4 @@
-"""What programs did, how it ended, what their contexts held: bars over days, tools, contexts."""
+"""What programs did, how it ended, what contexts held, what predictions were worth."""
 
 # matplotlib leaves its keyword arguments untyped.
 # pyright: reportUnknownMemberType=false
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,6 +16,7 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.plots.canvas import (
     BLACK,
     GREY,
+    MARKERS,
     PALETTE,
     STATUS_COLOURS,
     TYPE_COLOURS,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from hybridagi_steps.context.receipt import Receipt
     from hybridagi_steps.memory import StepMemory, Where
 
+_AREA = 30.0
+"""Area of a point that stands for one prediction, points²; it grows with their number."""
 _WRITTEN = {"system": "system prompt", "opening": "opening", "recalled": "recalled"}
 """Entries of a receipt that are no message of the session."""
 _KINDS = ("system prompt", "opening", "messages", "recalled")
@@ -219,3 +222,34 @@ def _tokens(receipt: Receipt, kind: str) -> int:
         return sum(entry.tokens for entry in receipt.dropped)
     entries: Sequence[tuple[str, int]] = [(entry.id, entry.tokens) for entry in receipt.kept]
     return sum(tokens for name, tokens in entries if _WRITTEN.get(name, "messages") == kind)
+
+
+def reliability_curves(
+    curves: Mapping[str, Sequence[tuple[float, ...]]], ax: Axes | None = None
+) -> Axes:
+    """Draw curves of bins: on the diagonal shares are what they say.
+
+    Args:
+        curves: By name bins as (low, high, count, predicted, observed).
+        ax: Where to draw; by default a new figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    axes = axes_for(ax, 5.5, 4.5)
+    if not any(curves.values()):
+        return nothing_to_show(axes, "nothing was predicted")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1)
+    for (name, bins), colour, marker in zip(curves.items(), PALETTE, MARKERS, strict=False):
+        if not bins:
+            continue
+        _, _, counts, predicted, observed = zip(*bins, strict=True)
+        axes.plot(predicted, observed, color=colour, linewidth=1)
+        areas = [_AREA * count**0.5 for count in counts]
+        label = f"{name}: {sum(counts):,}"
+        axes.scatter(predicted, observed, areas, color=colour, marker=marker, label=label)
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_xlabel("predicted share", fontsize=9)
+    axes.set_ylabel("what came true", fontsize=9)
+    return finish(axes, "Predicted and observed", legend="predictions")

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from hybridagi_steps.display import texts
+from hybridagi_steps.display.titles import line
 from hybridagi_steps.errors import SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
@@ -113,7 +113,7 @@ class ActiveRun:
     def in_flight(self) -> RunInFlight:
         """What listings show of it."""
         info, asked = self.info, next(iter(self.turn.messages), None)
-        title = texts.line(asked.content) if asked is not None and asked.is_user_step() else ""
+        title = line(asked.content) if asked is not None and asked.is_user_step() else ""
         labels = Labels(info.session_id, info.user_id)
         return in_flight(self._recorded, labels, None)._replace(title=title)
 
