@@ -44,10 +44,33 @@ _LOOKS = {
 }
 """How each kind is drawn; a kind that is not listed is a grey box."""
 _OTHER = _Look("box", "#8a8f98")
+_STATES = {
+    "": 'fill-opacity=".16" stroke-width="1.5"',
+    "idle": 'fill-opacity=".05" stroke-width="1.2" stroke-opacity=".6"',
+    "done": 'fill-opacity=".26" stroke-width="2.8"',
+    "running": 'fill-opacity=".26" stroke-width="2.8" stroke-dasharray="7 4"',
+}
+"""How a node is painted by what became of it; what its text says must not depend on that alone."""
+IN_A_CELL = "max-width:100%;height:auto;color:inherit"
+
+
+class _Arrow(NamedTuple):
+    source: int
+    target: int
+    label: str
+    taken: bool
+
+    @property
+    def line(self) -> str:
+        """How it is painted."""
+        wide, dark = (2.8, 0.95) if self.taken else (1.3, 0.55)
+        return f'fill="none" stroke="currentColor" stroke-opacity="{dark}" stroke-width="{wide}"'
 
 
 class _Drawn(NamedTuple):
     look: _Look
+    paint: str
+    ref: str
     name: list[str]
     detail: list[str]
     title: str
@@ -62,17 +85,20 @@ def graph_svg(
     *,
     title: str = "",
     limit: int = MAX_DRAWN,
+    style: str = IN_A_CELL,
 ) -> str:
     """Return a directed graph as an SVG drawing, top down.
 
     Args:
         nodes: One dict each: `id`; `label`, what stands on it (the id if missing); `kind`, which
             gives shape and tint (see the table of this module; unknown kinds are grey boxes);
-            `detail`, a smaller text below the label; `title`, the tooltip.
-        edges: One dict each: `source` and `target`, ids of nodes; `label`. Edges of nodes that are
-            not given are left out.
+            `detail`, a smaller text below the label; `title`, the tooltip; `state`, what became of
+            it: `idle`, `done` or `running`; `ref`, a step's id, with which it can be chosen.
+        edges: One dict each: `source` and `target`, ids of nodes; `label`; `taken`, whether it is
+            drawn as a way that was gone. Edges of nodes that are not given are left out.
         title: What a screen reader says of the whole; by default its numbers of nodes and edges.
         limit: Most nodes drawn.
+        style: Of the whole drawing; none for a page whose policy forbids it.
 
     Complexity: grows with the number of edges times the layers they span.
     """
@@ -80,50 +106,55 @@ def graph_svg(
     hidden = len({str(node["id"]) for node in nodes}) - len(given)
     index = {str(node["id"]): number for number, node in enumerate(given)}
     kept = [
-        (index[str(edge["source"])], index[str(edge["target"])], str(edge.get("label") or ""))
+        _Arrow(
+            index[str(edge["source"])],
+            index[str(edge["target"])],
+            str(edge.get("label") or ""),
+            bool(edge.get("taken")),
+        )
         for edge in edges
         if str(edge["source"]) in index and str(edge["target"]) in index
     ]
     drawn = [_prepared(number, node, kept) for number, node in enumerate(given)]
-    between = [edge for edge in kept if edge[0] != edge[1]]
-    labels = [wrapped(label, _WIDEST, _LABEL, lines=2) for _, _, label in between]
+    between = [edge for edge in kept if edge.source != edge.target]
+    labels = [wrapped(edge.label, _WIDEST, _LABEL, lines=2) for edge in between]
     sizes = [(node.width + 2 * _room(node.loops), node.height) for node in drawn]
     placed = place(
         sizes,
         [
-            Line(source, target, _label_size(label))
-            for (source, target, _), label in zip(between, labels, strict=True)
+            Line(edge.source, edge.target, _label_size(label))
+            for edge, label in zip(between, labels, strict=True)
         ],
     )
     spoken = title or f"A graph of {len(given)} nodes and {len(kept)} edges"
     pieces = [
         *(
-            _edge(way, lines, edge[2])
+            _edge(way, lines, edge)
             for way, lines, edge in zip(placed.ways, labels, between, strict=True)
         ),
         *(_node(node, x, y) for node, (x, y) in zip(drawn, placed.centres, strict=True)),
     ]
-    return _document(pieces, placed, spoken, hidden)
+    return _document(pieces, placed, spoken, hidden, style)
 
 
-def _document(pieces: Sequence[str], placed: Placed, spoken: str, hidden: int) -> str:
+def _document(pieces: Sequence[str], placed: Placed, spoken: str, hidden: int, style: str) -> str:
     more = f"… and {hidden:,} more nodes" if hidden else ""
     width = max(placed.width, text_width(more, _SMALL) + 20)
     height = placed.height + (20 if hidden else 0)
     note = _words([more], 10, height - 12, _SMALL, anchor="start") if more else ""
     spoken = escape(shown(spoken))
+    role = "img" if style else "group"  # in a page its nodes can be chosen
+    styled = f'style="{escape(style)}" ' if style else ""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{spoken}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="{role}" aria-label="{spoken}" '
         f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" '
-        'style="max-width:100%;height:auto;color:inherit" fill="currentColor" '
+        f'{styled}fill="currentColor" '
         'font-family="system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif">'
         f"<title>{spoken}</title>{''.join(pieces)}{note}</svg>"
     )
 
 
-def _prepared(
-    number: int, node: Mapping[str, Any], edges: Sequence[tuple[int, int, str]]
-) -> _Drawn:
+def _prepared(number: int, node: Mapping[str, Any], edges: Sequence[_Arrow]) -> _Drawn:
     """Return a node's texts, cut to fit, and the size that they and its edges need."""
     look = _LOOKS.get(str(node.get("kind") or "").lower(), _OTHER)
     label = str(node.get("label") or node["id"])
@@ -131,15 +162,18 @@ def _prepared(
     detail = wrapped(str(node.get("detail") or ""), _WIDEST, _SMALL, lines=2)
     widths = [text_width(line, _NAME, bold=True) for line in name]
     widths += [text_width(line, _SMALL) for line in detail]
-    out = sum(source == number != target for source, target, _ in edges)
-    into = sum(target == number != source for source, target, _ in edges)
+    out = sum(edge.source == number != edge.target for edge in edges)
+    into = sum(edge.target == number != edge.source for edge in edges)
     inside = _INSIDE[look.shape]
     width = max(_NARROWEST, max(widths, default=0.0) + 2 * inside)
     width = max(width, max(out, into) * PORT + 2 * inside)
     height = 16.0 + 17.0 * len(name) + 15.0 * len(detail)
-    loops = [text for source, target, text in edges if source == target == number]
+    loops = [edge.label for edge in edges if edge.source == edge.target == number]
     title = str(node.get("title") or label)
-    return _Drawn(look, name, detail, title, width, height, loops)
+    state = _STATES[str(node.get("state") or "")]
+    paint = f'fill="{look.colour}" stroke="{look.colour}" {state}'
+    ref = str(node.get("ref") or "")
+    return _Drawn(look, paint, ref, name, detail, title, width, height, loops)
 
 
 def _room(loops: Sequence[str]) -> float:
@@ -165,8 +199,10 @@ def _node(node: _Drawn, x: float, y: float) -> str:
     named = _words(node.name, x, top, _NAME, bold=True)
     detailed = _words(node.detail, x, top + 17 * len(node.name), _SMALL)
     loops = "".join(_self_loop(node, x, y, number, text) for number, text in enumerate(node.loops))
+    title = escape(shown(node.title, lines=True))
+    chosen = f' data-step="{escape(node.ref)}" tabindex="0" role="button"' if node.ref else ""
     return (
-        f"<g><title>{escape(shown(node.title, lines=True))}</title>"
+        f"<g{chosen}><title>{title}</title>"
         f"{''.join(_shape(node, x, y))}{named}{detailed}{loops}</g>"
     )
 
@@ -174,10 +210,7 @@ def _node(node: _Drawn, x: float, y: float) -> str:
 def _shape(node: _Drawn, x: float, y: float) -> Iterator[str]:
     left, top = x - node.width / 2, y - node.height / 2
     right, bottom = left + node.width, top + node.height
-    paint = (
-        f'fill="{node.look.colour}" fill-opacity=".16" stroke="{node.look.colour}" '
-        'stroke-width="1.5"'
-    )
+    paint = node.paint
     if node.look.shape == "hexagon":
         corners = [(left + _CUT, top), (right - _CUT, top), (right, y)]
         corners += [(right - _CUT, bottom), (left + _CUT, bottom), (left, y)]
@@ -191,10 +224,10 @@ def _shape(node: _Drawn, x: float, y: float) -> Iterator[str]:
     )
     if node.look.shape == "call":
         bars = "".join(f"M{a:.1f} {top:.1f}V{bottom:.1f}" for a in (left + 7, right - 7))
-        yield f'<path d="{bars}" fill="none" {paint[paint.index("stroke") :]}/>'
+        yield f'<path d="{bars}" fill="none" {paint[paint.index("stroke=") :]}/>'
 
 
-def _edge(way: Way, label: Sequence[str], whole: str) -> str:
+def _edge(way: Way, label: Sequence[str], edge: _Arrow) -> str:
     """Return an edge: curves between layers, straight lines across them, a head, a label."""
     ahead = -1.0 if way.upward else 1.0
     tip = way.points[-1]
@@ -202,11 +235,8 @@ def _edge(way: Way, label: Sequence[str], whole: str) -> str:
     pieces = (_piece(a, b, way, _label_size(label)) for a, b in pairwise(stops))
     path = f"M{stops[0][0]:.1f} {stops[0][1]:.1f}{''.join(pieces)}"
     dashes = ' stroke-dasharray="5 4"' if way.upward else ""
-    line = (
-        f'<path d="{path}" fill="none" stroke="currentColor" '
-        f'stroke-opacity=".55" stroke-width="1.3"{dashes}/>'
-    )
-    return f"<g>{line}{_head(tip, ahead)}{_label(way, label, whole)}</g>"
+    line = f'<path d="{path}" {edge.line}{dashes}/>'
+    return f"<g>{line}{_head(tip, ahead)}{_label(way, label, edge.label)}</g>"
 
 
 def _piece(

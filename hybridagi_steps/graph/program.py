@@ -341,13 +341,19 @@ def files_in(folder: Path) -> list[Path]:
 
 def program_svg(program: ProgramGraph) -> str:
     """Return a program as an SVG drawing; it loads nothing and runs no script."""
+    nodes, edges = nodes_and_edges(program)
+    title = f"{program.name}: {program.description}" if program.description else program.name
+    return graph_svg(nodes, edges, title=title)
+
+
+def nodes_and_edges(program: ProgramGraph) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what `graph_svg` draws of a program."""
     nodes = [_drawn(name, node) for name, node in program.nodes.items()]
-    edges = [
+    edges: list[dict[str, Any]] = [
         {"source": edge.source, "target": edge.target, "label": edge.label or ""}
         for edge in program.edges
     ]
-    title = f"{program.name}: {program.description}" if program.description else program.name
-    return graph_svg(nodes, edges, title=title)
+    return nodes, edges
 
 
 def shown_in_notebook(value: object) -> bool:
@@ -362,7 +368,7 @@ def shown_in_notebook(value: object) -> bool:
     return True
 
 
-def _drawn(name: str, node: Node) -> dict[str, str]:
+def _drawn(name: str, node: Node) -> dict[str, Any]:
     kind = type(node).__name__
     drawn = {"id": name, "label": node.id, "kind": kind.lower(), "title": node.id}
     if isinstance(node, Action):

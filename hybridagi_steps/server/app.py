@@ -23,7 +23,7 @@ from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.openai_form import OpenAIErrors
 from hybridagi_steps.server.problems import Problem, install_problems, unknown_parameters
 from hybridagi_steps.server.routes import chat as chat_routes
-from hybridagi_steps.server.routes import page
+from hybridagi_steps.server.routes import drawings, page
 from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
 from hybridagi_steps.server.routes import sessions as session_routes
@@ -51,6 +51,8 @@ _ROUTERS = (
     session_routes.router,
     run_routes.listing_router,
     run_routes.router,
+    drawings.router,  # before the run itself, as the other paths below it
+    drawings.map_router,
     run_routes.work_router,
     page.router,
 )
