@@ -180,10 +180,27 @@ def test_a_plan_is_drawn_while_it_runs_and_when_it_has_failed(memory: Any) -> No
 
 
 def test_a_run_without_a_graph_has_none_and_an_unknown_one_is_404(memory: Any) -> None:
-    memory.add(hs.AgentStep(step_type="Action", run_id="plain", inputs={"purpose": "look"}))
+    odd = {"arguments": 3, "program": "x", "options": 4, "purpose": ["look"], "tool": 5}
+    notes = {"plan_run": "p", "node": "x.a", "depends_on": 6}
+    memory.add(_steps("plain", inputs={"purpose": "look"}))
+    memory.add(_steps("odd", inputs=odd, metadata=notes))
+    memory.add(_steps("other", inputs=odd, metadata=notes | {"plan_step": 7}))
     with serving(memory) as served:
         assert served.client.get("/runs/plain/graph").json() == {"graphs": []}
         problem(served.client.get("/runs/nowhere/graph"), 404)
+        for run_id in ("odd", "other"):
+            for graph in drawn(served, run_id).values():
+                check_harmless(graph["root"])
+
+
+def _steps(run_id: str, **fields: Any) -> list[hs.AgentStep]:
+    """One step of each type, all in the first."""
+    types = ("ProgramCall", "Action", "Decision", "ProgramCall", "ProgramEnd")
+    made = [
+        {"id": f"{run_id}-{hop}", "hop": hop, "step_type": kind} for hop, kind in enumerate(types)
+    ]
+    about = {"run_id": run_id, "program_id": f"{run_id}-0", **fields}
+    return [hs.AgentStep.model_validate({**about, **step}) for step in made]
 
 
 def test_the_map_places_the_newest_steps_and_no_other_users(memory: Any) -> None:

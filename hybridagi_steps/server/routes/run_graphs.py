@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hybridagi_steps.display.graph import graph_svg
-from hybridagi_steps.display.titles import line
+from hybridagi_steps.display.titles import fields, line
 from hybridagi_steps.errors import ProgramError, StepsError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_identity import is_end
@@ -203,13 +203,13 @@ def _as_gone(way: _Way) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     for name, steps in way.visits.items():
         inputs = steps[-1].inputs or {}
         kind = {"Decision": "decision", "ProgramCall": "program"}.get(str(steps[-1].step_type))
-        detail = " · ".join(filter(None, (inputs.get("tool"), inputs.get("purpose"))))
-        nodes.append({"id": name, "kind": kind or "action", "detail": line(detail)})
-        for option in cast("list[object]", inputs.get("options") or []):
+        detail = " · ".join(line(inputs[key]) for key in ("tool", "purpose") if inputs.get(key))
+        nodes.append({"id": name, "kind": kind or "action", "detail": detail})
+        for option in _texts(inputs.get("options")):
             if not any(gone[0] == name and gone[2] == option for gone in way.taken):
                 other = f"{name} {option}"
                 nodes.append({"id": other, "label": "…", "kind": "other", "title": "not taken"})
-                edges.append(_edge(name, other, str(option)))
+                edges.append(_edge(name, other, option))
     if way.ended:
         nodes.append({"id": _END, "kind": "control"})
     return nodes, edges
@@ -284,10 +284,10 @@ def _plan_drawing(run: _Run, call: AgentStep, key: object) -> Drawing:
     states = {name: run.state(step) for name, step in began.items()}
     failed = {name for name, state in states.items() if state == "failed"}
     over = not run.live or id_text(call.id) in run.ends
-    for name in (name for name in planned if plan and name not in began):
-        lost = failed & plan.upstream(name)
+    for name in (name for name in planned if name not in began):
+        lost = plan and failed & plan.upstream(name)
         states[name] = "skipped" if lost else "not run" if over else "waiting"
-    before = {name: (began[name].metadata or {}).get("depends_on") or [] for name in began}
+    before = {name: _texts((step.metadata or {}).get("depends_on")) for name, step in began.items()}
     before |= {name: step.dependencies for name, step in planned.items()}
     nodes = [_plan_node(name, states[name], planned.get(name), began.get(name)) for name in states]
     edges = [
@@ -305,7 +305,7 @@ def _plan_node(
 ) -> dict[str, Any]:
     inputs = (began.inputs if began else None) or {}
     goal = step.goal if step else str(inputs.get("purpose") or "")
-    kind = step.type.value if step else str((inputs.get("arguments") or {}).get("type") or "")
+    kind = step.type.value if step else str(fields(inputs.get("arguments")).get("type") or "")
     return {
         "id": name,
         "label": step.title if step else name,
@@ -323,13 +323,18 @@ def _plan_of(run: _Run, call: AgentStep) -> Plan | None:
     end = run.ends.get(id_text(call.id))
     if end and (whole := _read_plan((end.outputs or {}).get("plan"))):
         return whole
-    told = [((call.inputs or {}).get("arguments") or {}).get("plan")]
+    told: list[object] = [fields((call.inputs or {}).get("arguments")).get("plan")]
     told += [(step.outputs or {}).get("plan") for step in run.steps if step.hop > call.hop]
     plans = list(filter(None, map(_read_plan, told)))
     if not plans:
         return None
     steps = {step.id: step for plan in plans for step in plan.steps}  # new ones after a failure
     return plans[0].model_copy(update={"steps": [*steps.values()]})
+
+
+def _texts(value: object) -> list[str]:
+    """Return what a list holds as texts; nothing of anything else."""
+    return [str(each) for each in cast("list[object]", value)] if isinstance(value, list) else []
 
 
 def _read_plan(text: object) -> Plan | None:
