@@ -22,8 +22,12 @@ from typing import Any, Literal
 import dspy
 
 import hybridagi_steps as hs
-from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields
-from tests.server_cases import BROWSER, QUIET, TOKEN, serving
+from hybridagi_steps.planning.worker import Finished, Work
+from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
+from hybridagi_steps.programs.tools import Predict, Speak
+from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_reply
+from hybridagi_steps.workspace.workspace import Workspace
+from tests.server_cases import BROWSER, QUIET, TOKEN, serving, until
 
 FOLDER = Path(__file__).parent.parent / ".github" / "docs"
 WIDTH = 1440
@@ -148,6 +152,69 @@ class Broken(dspy.Module):
         raise ValueError(f"no desk is open for: {question}")
 
 
+def refunds(memory: hs.StepMemory) -> hs.GraphInterpreter:
+    """A graph program that decides whether to refund, and calls another one."""
+    pay = GraphProgram(name="pay back", description="Send the money")
+    pay.add(Action("card", "Predict", "Find the card that paid", "Which card?", var_out="card"))
+    pay.add(Action("tell", "Speak", "Tell the passenger", "Say when the money comes"))
+    pay.connect("start", "card").connect("card", "tell").connect("tell", "end").build()
+    main = GraphProgram(name="main", description="Refund a cancelled flight, or explain why not")
+    main.add(Action("booking", "Predict", "Look the booking up", "What is booked?"))
+    main.add(Decision("cancelled", "May it be refunded", "Did the airline cancel the flight?"))
+    main.add(Program("refund", "Send the money", "pay back"))
+    main.add(Action("voucher", "Predict", "Offer a voucher", "Which voucher?"))
+    main.add(Action("explain", "Speak", "Explain the rules", "Say why not"))
+    main.connect("start", "booking").connect("booking", "cancelled")
+    main.connect("cancelled", "refund", label="YES").connect("cancelled", "explain", label="NO")
+    main.connect("cancelled", "voucher", label="UNCLEAR").connect("voucher", "explain")
+    main.connect("refund", "end").connect("explain", "end").build()
+    agent = hs.GraphInterpreter([main, pay], tools=[Predict(), Speak()], memory=memory)
+    agent.set_lm(ScriptedLM(plausible_reply))
+    return agent
+
+
+PLAN = """PLAN: move a passenger
+DESCRIPTION: Move the passenger of HAT042 to another flight
+STEP: find_flights
+TYPE: analyze
+GOAL: Flights of the same day are known
+STEP: read_rules
+TYPE: analyze
+GOAL: The rules of the fare are known
+STEP: choose
+TYPE: generate
+GOAL: The best flight is chosen
+DEPENDENCIES: find_flights, read_rules
+STEP: rebook
+TYPE: modify
+GOAL: The booking names the new flight
+DEPENDENCIES: choose
+STEP: tell
+TYPE: validate
+GOAL: The passenger knows
+DEPENDENCIES: rebook
+STEP: file_report
+TYPE: cleanup
+GOAL: The report is filed
+DEPENDENCIES: read_rules
+"""
+
+
+async def carry_out(work: Work, workspace: Workspace | None) -> Finished:
+    """Do each step of the plan but one."""
+    if work.step.id == "rebook":
+        raise ValueError("flight HAT113 is full")
+    return Finished(summary=f"{work.step.goal}.")
+
+
+def graph_runs(memory: hs.StepMemory) -> list[str]:
+    """Store a run of a graph program and one of a plan; return their ids."""
+    with hs.record(memory) as run:
+        refunds(memory)(query=QUESTION)
+    plans = hs.Orchestrator(memory=memory, executor=carry_out, max_attempts=1, max_replans=0)
+    return [run.id, plans.run(plan=PLAN).run_id]
+
+
 def stored(memory: hs.StepMemory) -> list[str]:
     """Store two runs that can be compared and one that failed; return their ids, oldest first."""
     ids: list[str] = []
@@ -161,30 +228,53 @@ def stored(memory: hs.StepMemory) -> list[str]:
     return [*ids, run.id]
 
 
+def settle(page: Any) -> None:
+    """Wait until nothing loads any more."""
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(100)  # until the view has begun to load
+    until(lambda: page.locator(".busy").count() == 0)
+
+
 def views(browser: Any, memory: hs.StepMemory, folder: Path) -> None:
     """Draw every view in every window."""
     ids = stored(memory)
+    graph, plan = graph_runs(memory)
     step = next(str(step.id) for step in memory.run_steps(ids[0]) if step.tool == "refund")
-    with serving(memory, AirlineDesk()) as served:
+    with serving(memory, AirlineDesk()) as served, serving(memory) as reading:
         served.chat("talk", QUESTION)
         served.chat("talk", "**Thanks!** What is left?\n\n* one\n* two")
+        told = {"title": "Refund of HAT042", "metadata": {"desk": "Hanover", "priority": 2}}
+        served.client.patch("/sessions/talk", json=told).raise_for_status()
         addresses = {
             "session": "#/sessions/talk",
             "recorded": "#/sessions/notebook",
             "sessions": "#/sessions",
             "runs": "#/runs",
             "run": f"#/runs/{ids[0]}?step={step}",
+            "overview": f"#/runs/{ids[0]}",
+            "graph": f"#/runs/{graph}",
+            "plan": f"#/runs/{plan}",
+            "map": "#/map",
             "failed": f"#/runs/{ids[2]}",
             "compare": f"#/compare/{ids[0]}/{ids[1]}",
             "search": "#/search?q=refund+the+flight",
         }
+        memory.flush()
         for window, options in WINDOWS.items():
             page = browser.new_page(**options)
             page.goto(f"{served.address}/#token={TOKEN}")
             for name, address in addresses.items():
                 page.goto(f"{served.address}/{address}")
-                page.wait_for_load_state("networkidle")
+                settle(page)
+                if name in ("graph", "plan"):
+                    page.get_by_role("tab", name="Graph").click()
+                    page.locator(".drawing svg").first.wait_for()
+                    settle(page)
                 page.screenshot(path=folder / f"{name}-{window}.png")
+            page.goto(f"{reading.address}/#token={TOKEN}")
+            page.goto(f"{reading.address}/#/sessions/luggage")
+            page.get_by_text("No program is served").wait_for()
+            page.screenshot(path=folder / f"reading-{window}.png")
             page.close()
 
 

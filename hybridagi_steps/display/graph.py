@@ -236,7 +236,7 @@ def _edge(way: Way, label: Sequence[str], edge: _Arrow) -> str:
     path = f"M{stops[0][0]:.1f} {stops[0][1]:.1f}{''.join(pieces)}"
     dashes = ' stroke-dasharray="5 4"' if way.upward else ""
     line = f'<path d="{path}" {edge.line}{dashes}/>'
-    return f"<g>{line}{_head(tip, ahead)}{_label(way, label, edge.label)}</g>"
+    return f"<g>{line}{_head(tip, ahead, edge.taken)}{_label(way, label, edge.label)}</g>"
 
 
 def _piece(
@@ -256,10 +256,11 @@ def _piece(
     return f"C{x:.1f} {half_way:.1f} {to_x:.1f} {half_way:.1f} {to_x:.1f} {to_y:.1f}"
 
 
-def _head(tip: tuple[float, float], ahead: float) -> str:
+def _head(tip: tuple[float, float], ahead: float, taken: bool) -> str:
     x, y = tip
-    back = y - 8 * ahead
-    return f'<path d="M{x:.1f} {y:.1f}L{x - 4:.1f} {back:.1f}H{x + 4:.1f}Z" fill-opacity=".7"/>'
+    half, long, dark = (6, 10, 0.95) if taken else (4, 8, 0.7)
+    back = f"L{x - half:.1f} {y - long * ahead:.1f}H{x + half:.1f}Z"
+    return f'<path d="M{x:.1f} {y:.1f}{back}" fill-opacity="{dark:g}"/>'
 
 
 def _label(way: Way, label: Sequence[str], whole: str) -> str:

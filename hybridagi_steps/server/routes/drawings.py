@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,9 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.step_identity import is_end, with_question
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.conditions import Conditions, ConditionsRoute
 from hybridagi_steps.server.routes.run_graphs import Drawing, known_programs, run_drawings
@@ -115,7 +117,7 @@ def step_map(memory: StepMemory, where: StepFilter, limit: int) -> dict[str, Any
     places, shares = plane(np.array([step.vector for step in steps], np.float64))
     low, high = places.min(axis=0), places.max(axis=0)
     places = (places - low) / np.where(high > low, high - low, 1.0)
-    named = titles(steps)
+    named = titles(_with_questions(memory, steps))
     points = [
         filled(
             id=(name := id_text(step.id)),
@@ -130,3 +132,12 @@ def step_map(memory: StepMemory, where: StepFilter, limit: int) -> dict[str, Any
         for step, (x, y) in zip(steps, places, strict=True)
     ]
     return {"points": points, "shares": [round(share, 4) for share in shares], **told}
+
+
+def _with_questions(memory: StepMemory, steps: Sequence[AgentStep]) -> Iterator[AgentStep]:
+    """Yield steps, the ends of programs with what was asked: a bare name tells nothing."""
+    asked = [step.program_id for step in steps if is_end(step) and step.program_id]
+    calls = {(id_text(call.id), call.user_id): call for call in memory.get_steps(asked)}
+    for step in steps:
+        call = calls.get((step.program_id or "", step.user_id)) if is_end(step) else None
+        yield step if call is None else with_question(step, call)

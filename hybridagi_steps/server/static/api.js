@@ -76,6 +76,8 @@ const at = (noun, name) => `${noun}/${id(name)}`;
 export const sessions = (page = {}) => call(`sessions${query(page)}`);
 export const steps = (session) => call(`${at("sessions", session)}/steps?markdown=true`);
 export const context = (session, options = {}) => call(`${at("sessions", session)}/context${query(options)}`);
+export const details = (session) => call(at("sessions", session));
+export const describe = (session, changed) => call(at("sessions", session), json("PATCH", changed));
 export const attempts = (session) => call(`${at("sessions", session)}/attempts`);
 export const compare = (session, a, b) =>
   call(`${at("sessions", session)}/compare${query({ branch_a: a, branch_b: b })}`);
@@ -86,6 +88,9 @@ export async function run(runId) {
   const found = await call(at("runs", runId));
   return { ...found, steps: titled(found.steps, found.titles) };
 }
+export const graphs = (runId) => call(`${at("runs", runId)}/graph`);
+export const outlook = (runId) => call(`${at("runs", runId)}/outlook`);
+export const map = (asked = {}) => call(`map${query(asked)}`);
 export const score = (noun, name, value, feedback) =>
   call(`${at(noun, name)}/score`, json("POST", feedback ? { value, feedback } : { value }));
 export const prompt = (stepId) => call(`${at("steps", stepId)}/prompt`);

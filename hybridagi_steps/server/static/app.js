@@ -8,9 +8,10 @@ import { SessionList, SessionView } from "./views/sessions.js";
 import { CompareView } from "./views/compare.js";
 import { RunView } from "./views/run.js";
 import { RunList } from "./views/runs.js";
+import { MapView } from "./views/map.js";
 import { SearchView } from "./views/search.js";
 
-const VIEWS = [["sessions", "Sessions"], ["runs", "Runs"], ["search", "Search"]];
+const VIEWS = [["sessions", "Sessions"], ["runs", "Runs"], ["search", "Search"], ["map", "Map"]];
 const THEME_KEY = "hybridagi-steps-theme";
 
 function Login({ onDone }) {
@@ -56,7 +57,7 @@ function useKeys(onHelp) {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
       const actions = {
-        "/": () => go("search"), s: () => go("sessions"), r: () => go("runs"), "?": onHelp,
+        "/": () => go("search"), s: () => go("sessions"), r: () => go("runs"), m: () => go("map"), "?": onHelp,
         c: () => document.getElementById("message")?.focus(),
       };
       if (!actions[event.key]) return;
@@ -69,8 +70,8 @@ function useKeys(onHelp) {
 }
 
 function Help({ onClose }) {
-  const keys = [["/", "search"], ["s", "sessions"], ["r", "runs"], ["c", "write a message"],
-    ["Enter", "send"], ["Shift + Enter", "new line"], ["?", "this list"]];
+  const keys = [["/", "search"], ["s", "sessions"], ["r", "runs"], ["m", "map"], ["c", "write a message"],
+    ["Enter", "send, open"], ["Shift + Enter", "new line"], ["↑ ↓", "next step of a run, of the map"], ["← →", "fold and unfold a step"], ["?", "this list"]];
   useEffect(() => {
     const close = (event) => event.key === "Escape" && onClose();
     addEventListener("keydown", close);
@@ -106,6 +107,7 @@ function App() {
       <button type="button" class="quiet" onClick=${leave}>Leave</button>
     </header>
     ${shown === "search" ? html`<main id="main" class="wide" tabindex="-1"><${SearchView} query=${id ? { like: id, ...query } : query} /></main>`
+      : shown === "map" ? html`<main id="main" class="wide" tabindex="-1"><${MapView} query=${query} /></main>`
       : view === "compare" ? html`<main id="main" class="wide" tabindex="-1"><${CompareView} ids=${[id, other]} /></main>`
       : html`<div class=${`columns ${id ? "with-choice" : ""}`}>
           <aside class="list" aria-label=${shown}>

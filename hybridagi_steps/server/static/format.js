@@ -33,6 +33,9 @@ export function messageText(content) {
   return content.map((part) => (part && typeof part.text === "string" ? part.text : text(part))).join("\n");
 }
 
+// Also where the page is served without TLS, which has no randomUUID.
+export const newId = () => crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 export const short = (value, length = 140) => {
   const line = text(value).replace(/\s+/g, " ").trim();
   return line.length > length ? `${line.slice(0, length - 1)}…` : line;

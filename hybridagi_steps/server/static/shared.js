@@ -1,5 +1,6 @@
 // Small pieces that several views use.
 
+import * as api from "./api.js";
 import { html, useEffect, useState } from "./preact.js";
 import { chips } from "./format.js";
 
@@ -16,6 +17,13 @@ export function useLoaded(load, inputs) {
     return () => { current = false; };
   }, inputs);
   return state;
+}
+
+// Whether a program is served that can be talked to; asked once.
+let served = null;
+export function useProgram() {
+  served ??= api.health().then((health) => health.program, () => { served = null; return true; });
+  return useLoaded(() => served, []).value ?? true;
 }
 
 export const Chips = ({ metrics }) => {
@@ -45,11 +53,20 @@ export const Status = ({ value }) =>
   value && !FINE.has(value) ? html`<span class=${`status status-${value}`}>${value}</span>` : null;
 const FINE = new Set(["ok", "completed"]);
 
-export const Tabs = ({ label, names, chosen, onChoose }) =>
-  html`<div class="tabs" role="tablist" aria-label=${label}>
-    ${names.map(([key, name]) => html`<button role="tab" type="button" aria-selected=${key === chosen}
+export function Tabs({ label, names, chosen, onChoose }) {
+  const press = (event) => {
+    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!way) return;
+    const next = (names.findIndex(([key]) => key === chosen) + way + names.length) % names.length;
+    event.preventDefault();
+    onChoose(names[next][0]);
+    event.currentTarget.children[next].focus();
+  };
+  return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${press}>
+    ${names.map(([key, name]) => html`<button role="tab" type="button" aria-selected=${String(key === chosen)} tabindex=${key === chosen ? 0 : -1}
       class=${key === chosen ? "chosen" : ""} onClick=${() => onChoose(key)}>${name}</button>`)}
   </div>`;
+}
 
 export const Choice = ({ name, label, value = "", options, onChange }) => html`<label>${label}
   <select name=${name} value=${value} onChange=${onChange}>${options.map(([key, shown]) =>

@@ -6,7 +6,7 @@ import { aligned, markedWords } from "../diff.js";
 import { link, to } from "../navigation.js";
 import { html } from "../preact.js";
 import { Busy, Failure, useLoaded } from "../shared.js";
-import { rowsOf } from "./run.js";
+import { rowsOf } from "./tree.js";
 
 const LONGEST = 600;
 

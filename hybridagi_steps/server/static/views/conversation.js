@@ -17,7 +17,7 @@ function argumentsOf(call) {
   }
 }
 
-function ToolCall({ call, result, live, onRetry }) {
+function ToolCall({ call, result, fixed, onRetry }) {
   const failed = result?.metadata?.is_error || result?.metadata?.interrupted;
   const state = !result ? "waiting" : failed ? "failed" : "done";
   return html`<details class=${`call call-${state}`}>
@@ -26,7 +26,7 @@ function ToolCall({ call, result, live, onRetry }) {
       <span class="call-state">${state}</span></summary>
     <h4>Arguments</h4><pre>${argumentsOf(call)}</pre>
     ${result && html`<h4>Result</h4><pre>${messageText(result.content)}</pre><${Chips} metrics=${result.metrics} />`}
-    ${result?.sequence > 0 && !live && html`<button type="button" class="small" onClick=${() => onRetry(result)}
+    ${result?.sequence > 0 && !fixed && html`<button type="button" class="small" onClick=${() => onRetry(result)}
       aria-label=${`Call again from message ${result.sequence}`}>Call again</button>`}
   </details>`;
 }
@@ -42,7 +42,7 @@ function Edit({ step, onDone, onCancel }) {
     <button type="button" onClick=${onCancel}>Cancel</button></form>`;
 }
 
-function Message({ step, rendered, results, live, onFork, onRetry }) {
+function Message({ step, rendered, results, live, fixed, onFork, onRetry }) {
   const [editing, setEditing] = useState(false);
   const mark = step.metadata?.partial ? "partial" : step.metadata?.pending ? "pending" : null;
   const shown = step.content_for_user ?? messageText(step.content);
@@ -54,8 +54,8 @@ function Message({ step, rendered, results, live, onFork, onRetry }) {
       ${stored && !live && html`<span class="actions">
         ${step.run_id && html`<a href=${to("runs", step.run_id)}>Run</a>`}
         <button type="button" onClick=${() => onFork(step.sequence)} aria-label=${`Fork after message ${step.sequence}`}>Fork</button>
-        ${step.role === "assistant" && html`<button type="button" onClick=${() => onRetry(step)} aria-label=${`Regenerate message ${step.sequence}`}>Regenerate</button>`}
-        ${step.role === "user" && html`<button type="button" onClick=${() => onRetry(step)} aria-label=${`Retry message ${step.sequence}`}>Retry</button>
+        ${!fixed && step.role === "assistant" && html`<button type="button" onClick=${() => onRetry(step)} aria-label=${`Regenerate message ${step.sequence}`}>Regenerate</button>`}
+        ${!fixed && step.role === "user" && html`<button type="button" onClick=${() => onRetry(step)} aria-label=${`Retry message ${step.sequence}`}>Retry</button>
           <button type="button" onClick=${() => setEditing(true)} aria-label=${`Edit message ${step.sequence}`}>Edit</button>`}
       </span>`}</header>
     ${step.reasoning_content && html`<details class="reasoning"><summary>Reasoning</summary><p>${step.reasoning_content}</p></details>`}
@@ -66,11 +66,12 @@ function Message({ step, rendered, results, live, onFork, onRetry }) {
         // The server's own Markdown: everything in it that is no Markdown is escaped.
         ? html`<div class="text markdown" dangerouslySetInnerHTML=${{ __html: rendered }}></div>`
         : shown && html`<div class="text">${shown}</div>`}
-    ${(step.tool_calls || []).map((call) => html`<${ToolCall} key=${call.id} call=${call} result=${results.get(call.id)} live=${live} onRetry=${onRetry} />`)}
+    ${(step.tool_calls || []).map((call) => html`<${ToolCall} key=${call.id} call=${call} result=${results.get(call.id)} fixed=${fixed} onRetry=${onRetry} />`)}
     <${Chips} metrics=${step.metrics} /></article>`;
 }
 
-export function Conversation({ steps, rendered, live, onFork, onRetry }) {
+// What is fixed cannot be run again: a run is in flight, or there is no program.
+export function Conversation({ steps, rendered, live, fixed, onFork, onRetry }) {
   const box = useRef(null);
   const following = useRef(true); // until the reader scrolls away from the end
   const placed = useRef(0);
@@ -89,8 +90,8 @@ export function Conversation({ steps, rendered, live, onFork, onRetry }) {
   const shown = steps.filter((step) => step.role !== "tool" || !called.has(step.tool_call_id));
   const waiting = live && !steps.some((step) => step.live);
   return html`<div class="messages" ref=${box} tabindex="0" role="log" aria-label="Messages" aria-busy=${live} onScroll=${scrolled}>
-    ${shown.length ? null : html`<p class="quiet-text centred">Nothing was said yet.</p>`}
-    ${shown.map((step) => html`<${Message} key=${step.id} step=${step} rendered=${rendered[step.id]} results=${results} live=${live} onFork=${onFork} onRetry=${onRetry} />`)}
+    ${shown.length || waiting ? null : html`<p class="quiet-text centred">Nothing was said yet.</p>`}
+    ${shown.map((step) => html`<${Message} key=${step.id} step=${step} rendered=${rendered[step.id]} results=${results} live=${live} fixed=${fixed} onFork=${onFork} onRetry=${onRetry} />`)}
     ${waiting && html`<p class="busy" role="status"><span class="spinner" aria-hidden="true"></span>Working…</p>`}</div>`;
 }
 
@@ -122,3 +123,6 @@ export function Composer({ id, busy, onSend, onStop }) {
     ${busy ? html`<button type="button" class="stop" onClick=${onStop}>Stop</button>` : html`<button class="primary">Send</button>`}
   </form>`;
 }
+
+export const NoProgram = () => html`<p class="composer no-program" role="note"><span>No program is served here, so there is nobody to talk to.
+  Start the server with <code>--program package.module:name</code>; reading, searching and forking work without.</span></p>`;

@@ -1,88 +1,53 @@
-// One run: its steps as a tree or a timeline at the left, the chosen one's details beside it.
+// One run: its steps as a tree, a timeline or a graph at the left; beside them the chosen one, else an overview.
 
 import * as api from "../api.js";
-import { amount, duration, errorOf, outcome, short, stepTitle, tokens } from "../format.js";
+import { errorOf, short } from "../format.js";
 import { ask, to } from "../navigation.js";
 import { html, useEffect, useMemo, useState } from "../preact.js";
-import { Busy, Chips, Empty, Failure, Kind, Rate, Status, Tabs, useLoaded } from "../shared.js";
-import { StepDetails } from "./steps.js";
+import { Busy, Chips, Empty, Failure, Rate, Status, Tabs, useLoaded } from "../shared.js";
+import { Graphs, hasGraph } from "./graphs.js";
+import { Outlook } from "./outlook.js";
+import { StepDetails, Values } from "./steps.js";
 import { Timeline } from "./timeline.js";
+import { Tree, rowsOf } from "./tree.js";
 
-const DEEPEST = 16;
 const LOOK_MS = 1500;
 
-// Rows in order, each with how deep it stands: inside the tool or program that made it. A
-// ProgramEnd closes its call and needs no row.
-export function rowsOf(steps) {
-  const known = new Map(steps.map((step) => [step.id, step]));
-  const ends = new Map(steps.filter((step) => step.step_type === "ProgramEnd").map((step) => [step.program_id, step]));
-  const isEnd = (step) => step.step_type === "ProgramEnd" && known.has(step.program_id);
-  const homeOf = (step) => {
-    const home = step.metadata?.within ?? step.program_id;
-    return home !== step.id && known.has(home) ? home : "";
-  };
-  const under = new Map();
-  for (const step of steps.filter((each) => !isEnd(each))) {
-    const home = homeOf(step);
-    if (!under.has(home)) under.set(home, []);
-    under.get(home).push(step);
-  }
-  const rows = [];
-  const shown = new Set();
-  const grow = (home, depth) => {
-    for (const step of under.get(home) || []) {
-      if (shown.has(step.id)) continue;
-      shown.add(step.id);
-      rows.push({ step, end: ends.get(step.id), depth });
-      if (depth < DEEPEST) grow(step.id, depth + 1);
-    }
-  };
-  grow("", 0);
-  for (const step of steps) if (!isEnd(step) && !shown.has(step.id)) rows.push({ step, end: ends.get(step.id), depth: 0 });
-  return { rows, ends };
+const BOOKKEEPING = new Set(["trajectory", "history"]); // in which an agent repeats its steps
+const told = (values) => (values && typeof values === "object" && !Array.isArray(values)
+  ? Object.fromEntries(Object.entries(values).filter(([name]) => !BOOKKEEPING.has(name)).reverse()) : values);
+
+// What was asked, what came of it, and what can be seen of how it went.
+function Overview({ value, ends, onChoose }) {
+  const { steps, run } = value;
+  const call = steps.find((step) => step.step_type === "ProgramCall") || steps[0];
+  const given = call?.inputs?.arguments ?? call?.inputs;
+  const came = (ends.get(call?.id) || (steps.length === 1 ? call : null))?.outputs;
+  return html`<section class="step-details" aria-label="Overview"><h2>Overview</h2>
+    <h3>Asked</h3><${Values} of=${given} />
+    ${!errorOf(came) && html`<h3>Result</h3>${came ? html`<${Values} of=${told(came)} />` : html`<p class="quiet-text">${run.status === "running" ? "Still running." : "It has no end."}</p>`}`}
+    ${run.status !== "running" && html`<${Outlook} id=${run.run_id} version=${run.score} onChoose=${onChoose} />`}</section>`;
 }
 
-const statusOf = ({ step, end }) => (end && end.status !== "ok" ? end.status : step.status);
-
-function Tree({ rows, chosen, onChoose }) {
-  const move = (event) => {
-    const way = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!way) return;
-    event.preventDefault();
-    const items = [...event.currentTarget.querySelectorAll("[role=treeitem]")];
-    items[Math.min(items.length - 1, Math.max(0, items.indexOf(document.activeElement) + way))]?.focus();
-  };
-  const reached = rows.some(({ step }) => step.id === chosen) ? chosen : rows[0]?.step.id;
-  return html`<div class="tree" role="tree" aria-label="Steps" onKeyDown=${move}>${rows.map((row) => {
-    const { step, end, depth } = row;
-    const metrics = { ...step.metrics, ...end?.metrics };
-    const status = statusOf(row);
-    return html`<button type="button" role="treeitem" key=${step.id} aria-level=${depth + 1} aria-selected=${step.id === chosen}
-      tabindex=${step.id === reached ? 0 : -1} class=${`row ${step.id === chosen ? "chosen" : ""} ${status === "error" ? "failed" : ""}`}
-      onClick=${() => onChoose(step.id)} style=${{ paddingLeft: `${8 + depth * 16}px` }}>
-      <span class="row-line"><${Kind} step=${step} /><span class="row-title">${stepTitle(step)}</span><${Status} value=${status} />
-        <span class="space"></span>
-        ${tokens(metrics) != null && html`<span class="quiet-text taken count">${amount(tokens(metrics))} tokens</span>`}
-        <span class="quiet-text taken">${duration(metrics.duration_ms ?? metrics.tool_exec_time_ms)}</span></span>
-      ${outcome((end || step).outputs) && html`<span class="row-result">→ ${short(outcome((end || step).outputs), 160)}</span>`}</button>`;
-  })}</div>`;
-}
-
-function RunBody({ value, chosen, onChoose, onRated }) {
-  const [view, setView] = useState("tree");
+function RunBody({ value, chosen, onChoose, onRated, panel = false }) {
+  const [picked, setView] = useState(null);
   const { steps, run } = value;
   const { rows, ends } = useMemo(() => rowsOf(steps), [steps]);
   const failed = run.status === "failed" && errorOf([...steps].reverse().find((step) => step.outputs?.error)?.outputs);
   const step = steps.find((each) => each.id === chosen);
+  const views = [["tree", "Tree"], ["time", "Timeline"], ...(hasGraph(steps) ? [["graph", "Graph"]] : [])];
+  const view = views.some(([name]) => name === picked) ? picked : "tree";
   return html`<div class="split"><div class="split-left">
       ${failed && html`<${Failure} error=${failed} />`}
-      <div class="bar-line"><${Tabs} label="Run view" chosen=${view} onChoose=${setView} names=${[["tree", "Tree"], ["time", "Timeline"]]} />
+      <div class="bar-line"><${Tabs} label="Run view" chosen=${view} onChoose=${setView} names=${views} />
         <${Chips} metrics=${value.metrics} /></div>
-      ${view === "tree" ? html`<${Tree} rows=${rows} chosen=${chosen} onChoose=${onChoose} />`
-        : html`<${Timeline} steps=${steps} chosen=${chosen} onChoose=${onChoose} />`}
+      ${view === "tree" && html`<${Tree} rows=${rows} chosen=${chosen} onChoose=${onChoose} />`}
+      ${view === "time" && html`<${Timeline} steps=${steps} chosen=${chosen} onChoose=${onChoose} />`}
+      ${view === "graph" && html`<${Graphs} id=${run.run_id} version=${`${steps.length} ${run.status}`} chosen=${chosen} onChoose=${onChoose} />`}
     </div><div class="split-right">
-      ${step ? html`<${StepDetails} key=${step.id} step=${step} end=${ends.get(step.id)} onRated=${onRated} />`
-        : html`<p class="quiet-text">Choose a step to see what it was given and what came of it.</p>`}
+      ${step ? html`<${StepDetails} key=${step.id} step=${step} end=${ends.get(step.id)} onRated=${onRated} onClose=${() => onChoose("")} />`
+        : panel ? html`<p class="quiet-text">Choose a step to see what it was given and what came of it, or <a href=${to("runs", run.run_id)}>open the run</a> for its outlook.</p>`
+          : html`<${Overview} value=${value} ends=${ends} onChoose=${onChoose} />`}
       <details class="rate-run"><summary>Rate the run</summary>
         ${run.feedback && html`<blockquote>${run.feedback}</blockquote>`}
         <${Rate} key=${`${run.run_id} ${run.score}`} label="Rate the run" score=${run.score} feedback=${run.feedback} comments
@@ -104,7 +69,7 @@ export function RunPanel({ id, version }) {
   if (loading && !value) return html`<${Busy} on=${true} />`;
   if (error) return html`<${Failure} error=${error} />`;
   if (!value?.steps.length) return html`<p class="quiet-text">Steps show here once the program has run.</p>`;
-  return html`<${RunBody} value=${value} chosen=${chosen} onChoose=${setChosen} onRated=${reload} />`;
+  return html`<${RunBody} value=${value} chosen=${chosen} onChoose=${setChosen} onRated=${reload} panel />`;
 }
 
 export function RunView({ id, query }) {

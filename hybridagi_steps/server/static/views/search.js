@@ -1,7 +1,7 @@
 // Search over all steps: words and meaning, filters, and steps like a given one; the address asks.
 
 import * as api from "../api.js";
-import { ago, exactTime, short, stepTitle, text } from "../format.js";
+import { ago, exactTime, outcome, short, stepTitle, text } from "../format.js";
 import { ask, link, to } from "../navigation.js";
 import { html, useEffect, useRef } from "../preact.js";
 import { Busy, Chips, Choice, Failure, Filters, Kind, Status, conditions, useLoaded } from "../shared.js";
@@ -18,7 +18,7 @@ function Hit({ hit }) {
     <article><header><${Kind} step=${step} /><strong>${stepTitle(step)}</strong><${Status} value=${step.status} />
         <span class="space"></span><time title=${exactTime(step.created_at)}>${ago(step.created_at)}</time></header>
       ${hit.why && html`<p class="why">${hit.why}</p>`}
-      <pre>${short(step.outputs, 420) || "no output"}</pre>
+      <pre class="prose">${short(outcome(step.outputs), 420) || "no output"}</pre>
       <details><summary>Whole step</summary><h4>Inputs</h4><pre>${text(step.inputs)}</pre><h4>Outputs</h4><pre>${text(step.outputs) || "none"}</pre></details>
       <footer><${Chips} metrics=${step.metrics} /><span class="space"></span>
         ${step.run_id && html`<a href=${link(["runs", step.run_id], { step: step.id })}>Run</a>`}

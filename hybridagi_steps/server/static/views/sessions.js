@@ -1,13 +1,13 @@
 // Sessions: the list at the left, the conversation in the middle, what belongs to it at the right.
 
 import * as api from "../api.js";
-import { ago, amount, exactTime, short } from "../format.js";
+import { ago, amount, exactTime, messageText, newId, short } from "../format.js";
 import { go, to } from "../navigation.js";
 import { html, useCallback, useEffect, useRef, useState } from "../preact.js";
-import { Busy, Empty, Failure, Tabs, download, useLoaded } from "../shared.js";
+import { Busy, Empty, Failure, Tabs, download, useLoaded, useProgram } from "../shared.js";
 import { follow } from "../stream.js";
 import { Branches } from "./branches.js";
-import { Composer, Conversation } from "./conversation.js";
+import { Composer, Conversation, NoProgram } from "./conversation.js";
 import { ContextPreview } from "./context.js";
 import { RunPanel } from "./run.js";
 import { RunCard } from "./runs.js";
@@ -26,12 +26,13 @@ export function SessionList({ chosen }) {
     return () => removeEventListener(CHANGED, again);
   }, []);
   const found = value?.sessions || [];
+  const hasProgram = useProgram();
   return html`<div class="list-head"><h2>Sessions</h2>
-      <button type="button" class="primary small" onClick=${() => go("sessions", crypto.randomUUID())}>New</button></div>
+      ${hasProgram && html`<button type="button" class="primary small" onClick=${() => go("sessions", newId())}>New</button>`}</div>
     <${Failure} error=${error} />
     <ul class="cards">${found.map((session) => html`<li key=${session.session_id}>
       <a class="card" href=${to("sessions", session.session_id)} aria-current=${session.session_id === chosen ? "true" : undefined}>
-        <span class="card-title">${session.first_message || short(session.session_id, 40)}</span>
+        <span class="card-title">${session.title || session.first_message || short(session.session_id, 40)}</span>
         <span class="card-note">
           ${session.forked_from ? html`<span class="mark" title=${`forked from ${session.forked_from}`}>⑂ ${session.forked_at}</span>` : null}
           ${session.runs ? `${amount(session.runs)} ${session.runs === 1 ? "run" : "runs"}` : `${amount(session.messages)} ${session.messages === 1 ? "message" : "messages"}`}<span class="space"></span>
@@ -67,12 +68,11 @@ function problemOf(event) {
 }
 
 async function load(id) {
-  if (!id) return { steps: [], runs: [] };
-  const [found, { runs }] = await Promise.all([
-    api.steps(id).catch((error) => (GONE.has(error.status) ? null : Promise.reject(error))),
-    api.runs({ session_id: id, limit: PAGE }),
-  ]);
-  return { steps: found?.steps || [], html: found?.html || {}, known: Boolean(found), runs };
+  if (!id) return { steps: [], runs: [], details: {} };
+  const unlessGone = (asked) => asked.catch((error) => (GONE.has(error.status) ? null : Promise.reject(error)));
+  const [found, details, { runs }] = await Promise.all([
+    unlessGone(api.steps(id)), unlessGone(api.details(id)), api.runs({ session_id: id, limit: PAGE })]);
+  return { steps: found?.steps || [], html: found?.html || {}, known: Boolean(found), details: details || {}, runs };
 }
 
 // The run in flight that this page reads: begun here, or joined after a reload or in another tab.
@@ -113,9 +113,38 @@ function useLive(id, refresh) {
 
 function Recorded({ id, runs }) {
   return html`<section class="run" aria-label="Recorded session"><header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a><h1 title=${id}>${short(id, 60)}</h1></header>
-    <p class="quiet-text">Recorded without messages; these are its runs.</p>
+    <p class="quiet-text">Recorded without messages: these are its ${amount(runs.length)} ${runs.length === 1 ? "run" : "runs"}.</p>
     <ul class="cards">${runs.map((run) => html`<li key=${run.run_id}><${RunCard} run=${run} /></li>`)}</ul></section>`;
 }
+
+// What people call a session, else how it begins; who gives it a title sees that everywhere.
+function Title({ id, title, otherwise, known, onChanged }) {
+  const [editing, setEditing] = useState(false);
+  const [error, setError] = useState(null);
+  const field = useRef(null);
+  useEffect(() => field.current?.focus(), [editing]);
+  const save = async (event) => {
+    event.preventDefault();
+    try {
+      await api.describe(id, { title: field.current.value.trim() });
+      setEditing(false);
+      setError(null);
+      onChanged();
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  if (!editing) {
+    return html`<h1 title=${id}>${title || otherwise || "New session"}</h1>
+      ${known && html`<button type="button" class="small quiet" onClick=${() => setEditing(true)} aria-label="Rename the session">✎</button>`}<span class="space"></span>`;
+  }
+  return html`<form class="rename" onSubmit=${save} onKeyDown=${(event) => event.key === "Escape" && setEditing(false)}>
+    <label class="hidden" for="session-title">Title</label><input id="session-title" ref=${field} maxlength="200" value=${title || ""} placeholder=${otherwise} />
+    <button class="small primary">Save</button><button type="button" class="small" onClick=${() => setEditing(false)}>Cancel</button><${Failure} error=${error} /></form>`;
+}
+
+const Notes = ({ of }) => (of && Object.keys(of).length
+  ? html`<ul class="chips notes" aria-label="Notes">${Object.entries(of).map(([name, value]) => html`<li><span>${name}</span> ${short(value, 80)}</li>`)}</ul>` : null);
 
 const TABS = [["run", "Run"], ["context", "Context"], ["branches", "Branches"]];
 
@@ -124,6 +153,7 @@ export function SessionView({ id }) {
   const [panel, setPanel] = useState("run");
   const [details, setDetails] = useState(false);
   const refresh = useCallback(() => { setVersion((v) => v + 1); sessionsChanged(); }, []);
+  const hasProgram = useProgram();
   const { live, problem, setProblem, read, join } = useLive(id, refresh);
   const { value, error, loading } = useLoaded(() => load(id), [id, version]);
   useEffect(() => {
@@ -149,16 +179,18 @@ export function SessionView({ id }) {
   const runId = live?.runId || [...stored].reverse().find((step) => step.run_id)?.run_id;
   return html`<div class=${`session ${details ? "with-details" : ""}`}>
     <section class="talk" aria-label="Conversation">
-      <header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a><h1 title=${id}>Session</h1><code class="quiet-text id" title=${id}>${short(id, 44)}</code><span class="space"></span>
+      <header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a>
+        <${Title} id=${id} title=${value?.details.title} otherwise=${short(messageText(stored.find((step) => step.role === "user")?.content), 90)} known=${value?.known} onChanged=${refresh} />
         ${live && !live.online && html`<span class="offline" role="status">Connection lost, trying again…</span>`}
         ${stored.length > 0 && !live && html`<button type="button" class="small quiet" onClick=${() => download(`${id}.jsonl`, stored)}>Export</button>
           <button type="button" class="small quiet" onClick=${erase}>Erase</button>`}
-        <button type="button" class="details-button small" aria-expanded=${details} onClick=${() => setDetails(!details)}>Details</button></header>
+        <button type="button" class="details-button small" aria-expanded=${String(details)} onClick=${() => setDetails(!details)}>Details</button></header>
+      <${Notes} of=${value?.details.metadata} />
       <${Busy} on=${loading && !stored.length} /><${Failure} error=${error} />
-      <${Conversation} steps=${[...kept, ...(live?.steps || [])]} rendered=${value?.html || {}} live=${Boolean(live)} onFork=${fork} onRetry=${retry} />
+      <${Conversation} steps=${[...kept, ...(live?.steps || [])]} rendered=${value?.html || {}} live=${Boolean(live)} fixed=${Boolean(live) || !hasProgram} onFork=${fork} onRetry=${retry} />
       ${live?.asks && html`<${Consent} event=${live.asks} />`}
       <${Failure} error=${problem} />
-      <${Composer} id=${id} busy=${Boolean(live)} onSend=${send} onStop=${() => live?.runId && tried(api.cancel(live.runId))} />
+      ${hasProgram || live ? html`<${Composer} id=${id} busy=${Boolean(live)} onSend=${send} onStop=${() => live?.runId && tried(api.cancel(live.runId))} />` : html`<${NoProgram} />`}
     </section>
     <aside class="panel" aria-label="Details">
       <${Tabs} label="Details" chosen=${panel} onChoose=${setPanel} names=${TABS} />

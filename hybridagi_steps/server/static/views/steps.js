@@ -6,11 +6,11 @@ import { link } from "../navigation.js";
 import { html, useEffect, useRef, useState } from "../preact.js";
 import { Busy, Chips, Failure, Kind, Rate, Status, useLoaded } from "../shared.js";
 
-function Values({ of }) {
+export function Values({ of }) {
   const entries = of && typeof of === "object" && !Array.isArray(of) ? Object.entries(of) : null;
   if (!entries) return html`<pre>${text(of) || "none"}</pre>`;
   if (!entries.length) return html`<p class="quiet-text">none</p>`;
-  return html`<dl class="values">${entries.map(([name, value]) => html`<dt>${name}</dt><dd><pre>${text(value)}</pre></dd>`)}</dl>`;
+  return html`<dl class="values">${entries.map(([name, value]) => html`<dt>${name}</dt><dd><pre class=${typeof value === "string" ? "prose" : ""}>${text(value)}</pre></dd>`)}</dl>`;
 }
 
 function Prompt({ id }) {
@@ -24,7 +24,7 @@ function Prompt({ id }) {
   </section>`);
 }
 
-export function StepDetails({ step, end, onRated }) {
+export function StepDetails({ step, end, onRated, onClose }) {
   const [prompted, setPrompted] = useState(false);
   const top = useRef(null); // below the tree where there is no room beside it
   useEffect(() => top.current.scrollIntoView({ block: "nearest" }), [step.id]);
@@ -32,7 +32,8 @@ export function StepDetails({ step, end, onRated }) {
   const { purpose, tool, program, arguments: given, ...rest } = step.inputs || {};
   const inputs = given && typeof given === "object" ? { ...given, ...rest } : step.inputs;
   return html`<section class="step-details" aria-label="Step" ref=${top}>
-    <h2><${Kind} step=${step} /> ${stepTitle(step)} <${Status} value=${(end || step).status} /></h2>
+    <div class="details-head"><h2><${Kind} step=${step} /> ${stepTitle(step)} <${Status} value=${(end || step).status} /></h2>
+      <button type="button" class="small quiet" onClick=${onClose} aria-label="Close the step">✕</button></div>
     <p class="quiet-text">hop ${step.hop} · ${exactTime(step.created_at)} · <code>${step.id}</code></p>
     <${Chips} metrics=${(end || step).metrics || step.metrics} />
     <${Failure} error=${errorOf(outputs)} />
