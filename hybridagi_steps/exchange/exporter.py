@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
@@ -21,11 +22,11 @@ from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.origins import RunScores, with_origin
 from hybridagi_steps.exchange.reader import file_path
-from hybridagi_steps.exchange.session_export import SessionLines
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import as_list
-from hybridagi_steps.records.store_values import ABANDONED
+from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.store_values import ABANDONED, MessagePlace, SessionSummary
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 BATCH = 500
 """Steps read at once."""
-EXPORT_FORMATS = ("auto", "jsonl", "openai", "otlp", "parquet")
-"""Names to ask an export for; `auto` is parquet for a file that is called so, else jsonl."""
-
 _BESIDE = ("-wal", "-shm", "-journal", ".lock", ".index")
 
 LeftOut = Callable[[str], None]
@@ -142,12 +140,12 @@ class _Job(NamedTuple):
             return steps
         return [with_origin(step, self.embedder) for step in steps]
 
-    def sessions(self) -> SessionLines | None:
+    def sessions(self) -> _SessionLines | None:
         """Return the sessions that go along: all, the one asked for, or None of a selection."""
         chosen = self.where.model_dump(exclude_defaults=True, exclude={"scope", "session_id"})
         if chosen or self.where.scope != EVERY_SCOPE:
             return None
-        return SessionLines(self.memory.repository().store, self.where.session_id)
+        return _SessionLines(self, self.where.session_id)
 
     def runs(self) -> Iterator[list[AgentStep]]:
         """Yield the steps of each run in their order; steps without a run come one by one."""
@@ -207,24 +205,22 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
         return jsonl.step_line(scores.told_with(step), vectors=job.vectors)
 
     sessions = job.sessions()
-    elsewhere = sessions.step_ids() if sessions is not None else set[str]()
+    elsewhere: set[str] = set()
     if sessions is not None:
         left = job.where.model_copy(update={"scope": ABANDONED})
-        elsewhere |= {id_text(step.id) for step in job.memory.iter_steps(left)}
+        elsewhere = sessions.step_ids() | {id_text(s.id) for s in job.memory.iter_steps(left)}
     for step in job.steps():
         if id_text(step.id) not in elsewhere:
             file.write(line(step))
     if sessions is not None:
-        for session_line in sessions.lines(job.steps_with, line):
-            file.write(session_line)
+        file.writelines(sessions.lines(line))
     return count
 
 
 def _write_otlp(job: _Job, file: BinaryIO) -> int:
     count = 0
     for steps in job.runs():
-        for line in otlp_export.request_lines(steps):
-            file.write(line)
+        file.writelines(otlp_export.request_lines(steps))
         count += len(steps)
     return count
 
@@ -242,12 +238,76 @@ def _write_openai(job: _Job, file: BinaryIO) -> int:
     return count
 
 
+class _SessionLines:
+    """The lines of sessions: each message after the steps that are pinned to it.
+
+    A fork is written as what it shares with a session before it, and its own messages.
+    """
+
+    def __init__(self, job: _Job, session_id: str | None) -> None:
+        self._job, self._store = job, job.memory.repository().store
+        known: list[SessionSummary] = []
+        while page := self._store.sessions(limit=BATCH, offset=len(known)):
+            known += page
+        # What was forked comes before its forks; steps may name a session that has no messages.
+        oldest_first = sorted((each.created_at, each.session_id) for each in known)
+        self._sessions = [one for _, one in oldest_first if session_id in (None, one)]
+        self._places: dict[str, MessagePlace] = {}
+        self._written: set[str] = set()
+
+    def step_ids(self) -> set[str]:
+        """Return the ids of the steps that are written with their sessions."""
+        pinned = map(self._store.pinned_steps, self._sessions)
+        return {step_id for steps in pinned for _, step_id in steps}
+
+    def lines(self, step_line: Callable[[AgentStep], bytes]) -> Iterator[bytes]:
+        """Yield everything that belongs to the sessions."""
+        for session_id in self._sessions:
+            messages = self._store.messages(session_id)
+            origin = self._origin(messages)
+            shared = 0 if origin is None else origin.sequence
+            if origin is None:
+                yield jsonl.header_line(session_id)
+            else:
+                yield jsonl.header_line(session_id, origin.session_id, messages[shared - 1])
+            own = deque(messages[shared:])
+            self._places |= {m.id: MessagePlace(session_id, m.sequence) for m in own}
+            for sequence, step in self._pinned(session_id):
+                while own and own[0].sequence < sequence:
+                    yield jsonl.message_line(own.popleft())
+                yield step_line(step)
+            yield from map(jsonl.message_line, own)
+
+    def _pinned(self, session_id: str) -> Iterator[tuple[int, AgentStep]]:
+        """Yield the steps that no session before has written, each with its message's sequence."""
+        pinned = [p for p in self._store.pinned_steps(session_id) if p[1] not in self._written]
+        self._written.update(step_id for _, step_id in pinned)
+        for first in range(0, len(pinned), BATCH):
+            page = pinned[first : first + BATCH]
+            steps = self._job.steps_with([step_id for _, step_id in page])
+            found = {id_text(step.id): step for step in steps}
+            yield from ((place, found[name]) for place, name in page if name in found)
+
+    def _origin(self, messages: Sequence[Step]) -> MessagePlace | None:
+        """Return the last message that a session written before has, too.
+
+        What stands before a message never changes, so everything before it is shared as well.
+        """
+        for message in reversed(messages):
+            place = self._places.get(message.id)
+            if place is not None and place.sequence == message.sequence:
+                return place
+        return None
+
+
 _WRITERS: dict[str, Callable[[_Job, BinaryIO], int]] = {
     "jsonl": _write_jsonl,
     "openai": _write_openai,
     "otlp": _write_otlp,
     "parquet": lambda job, file: parquet.write(job.steps(), file, vectors=job.vectors),
 }
+EXPORT_FORMATS = ("auto", *_WRITERS)
+"""Names to ask an export for; `auto` is parquet for a file that is called so, else jsonl."""
 
 
 def _write(
