@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
@@ -33,6 +34,8 @@ class RunInFlight(NamedTuple):
     scope: str | None = None
     title: str = ""
     """What was asked, as far as it is known."""
+    tags: Mapping[str, Any] = MappingProxyType({})
+    """What the metadata of each of its steps says."""
 
 
 Recalled = Mapping[str, str | None]

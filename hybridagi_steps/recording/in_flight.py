@@ -34,7 +34,8 @@ def in_flight(run: Run, labels: Labels, scope: str | None) -> RunInFlight:
     """Return what listings show of a run, whose id (RFC 9562) says when it began."""
     began = datetime.fromtimestamp((UUID(run.id).int >> _BELOW_TIME) / 1000, UTC)
     known = (labels.session_id, labels.user_id, scope)
-    return RunInFlight(run.id, began.isoformat(timespec="microseconds"), *known)
+    started_at = began.isoformat(timespec="microseconds")
+    return RunInFlight(run.id, started_at, *known, tags=labels.tags)
 
 
 def _runs_recorded(memory: object) -> Iterator[RunInFlight]:

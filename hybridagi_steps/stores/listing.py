@@ -8,6 +8,7 @@ have, by when something of them was written last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from datetime import datetime
 from heapq import merge
 from itertools import islice
 from typing import Any
@@ -126,12 +127,27 @@ def _written(session: SessionSummary) -> str:
 
 def _is_new(store: StoreBackend, run: RunInFlight, asked: StepFilter) -> bool:
     """Whether a run in flight is asked for, and no step of it is stored."""
-    known = run._asdict()
-    conditions = asked.conditions - {"scope"}
-    fits = all(getattr(asked, name) == known.get(name, run) for name in conditions)
-    fits = fits and asked.scope in (EVERY_SCOPE, run.scope)
     stored = StepFilter(run_id=run.run_id, scope=EVERY_SCOPE)
-    return fits and not store.runs(limit=1, where=stored)
+    return _fits(run, asked) and not store.runs(limit=1, where=stored)
+
+
+def _fits(run: RunInFlight, asked: StepFilter) -> bool:
+    """Whether a step that said no more than what is known of a run would match."""
+    known = {"run_id": run.run_id, "user_id": run.user_id}
+    at = datetime.fromisoformat(run.started_at)
+    return (
+        asked.finds("step")
+        and asked.program is None
+        and asked.min_score is None
+        and asked.session_id in (None, run.session_id)
+        and asked.scope in (EVERY_SCOPE, run.scope)
+        and run.run_id not in (asked.exclude_run_id or ())
+        and (asked.since is None or at >= asked.since)
+        and (asked.until is None or at < asked.until)
+        and (asked.metadata or {}).items() <= run.tags.items()
+        and all(known.get(key) in values for key, values in asked.equalities())
+        and not any(_fits(run, each) for each in asked.excluded())
+    )
 
 
 def _unstored(run: RunInFlight) -> RunSummary:

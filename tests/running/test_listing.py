@@ -59,6 +59,43 @@ def test_a_recorded_run_is_listed_from_its_begin(memory: hs.StepMemory) -> None:
     assert listed(memory) == [(run.id, "completed")]
 
 
+@pytest.mark.parametrize(
+    ("where", "shown"),
+    [
+        ({"exclude": {"tools": ["search"]}}, True),
+        ({"exclude": {"session_id": "other"}}, True),
+        ({"exclude": {"session_id": "notebook"}}, False),
+        ({"exclude": [{"session_id": "notebook", "user_id": "bob"}]}, True),
+        ({"exclude": [{"user_id": "bob"}, {"user_id": "ann"}]}, False),
+        ({"exclude": {"until": "2100-01-01"}}, False),
+        ({"exclude": {"scope": "*"}}, False),
+        ({"exclude": {"scope": "trial"}}, True),
+        ({"exclude_run_id": ["other"]}, True),
+        ({"user_id": "ann", "session_id": "notebook", "scope": "*"}, True),
+        ({"scope": "trial"}, False),
+        ({"since": "2020-01-01", "until": "2100-01-01"}, True),
+        ({"since": "2100-01-01"}, False),
+        ({"until": "2020-01-01"}, False),
+        ({"kinds": ["step"]}, True),
+        ({"trust": "own"}, False),
+        ({"trust": "own", "user_id": "ann"}, True),
+        ({"sources": ["import"]}, False),
+        ({"metadata": {"topic": "gates"}}, True),
+        ({"metadata": {"topic": "tickets"}}, False),
+        ({"exclude": {"metadata": {"topic": "gates"}}}, False),
+    ],
+)
+def test_a_run_in_flight_is_listed_as_its_first_step_would_be(
+    memory: hs.StepMemory, where: dict[str, Any], shown: bool
+) -> None:
+    labels: dict[str, Any] = {"session_id": "notebook", "user_id": "ann"}
+    with hs.record(memory, **labels, tags={"topic": "gates"}) as run:
+        assert bool(listed(memory, where=where)) is shown
+        assert listed(memory, where={"exclude_run_id": [run.id]}) == []
+        dspy.Predict("question -> answer")(question="Which gate?")
+        assert bool(listed(memory, where=where)) is shown
+
+
 def test_each_outermost_call_of_a_recorder_is_listed_while_it_runs(memory: hs.StepMemory) -> None:
     seen: list[Any] = []
     program = Looking(lambda: seen.append(listed(memory)))
