@@ -3,7 +3,7 @@
 They are Decisions in scopes of their own, which no search shows unless one is named. Nothing else
 keeps them: they are erased with their session and their user, copied with the memory, and the same
 in every store. A question names its call and holds no argument: that stands in the call. What comes
-from somebody else's file or over MCP consents to nothing.
+from a file or over MCP consents to nothing; what a file says is denied, is.
 
 A rule that allows stands in its session's line, and ends where that is taken back. One that denies
 stands beside the line, under an id made of what it denies, and is looked up by that: neither a
@@ -21,7 +21,8 @@ from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import DuplicateStepError, InvalidSettingError, SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.records.json_reading import as_object
+from hybridagi_steps.records.provenance import SOURCE, source_of
 from hybridagi_steps.records.store_values import DENIALS, REVOKED, RULES, denial_id
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
 from hybridagi_steps.stores.hygiene import PINNED
@@ -121,7 +122,7 @@ class ConsentRules:
         """Whether a tool is denied for good in a session, or to a user; may block."""
         asked = {(session_id, None), (session_id, user_id), (None, user_id)} - {(None, None)}
         found = self._memory.get_steps([denial_id(tool, *each) for each in asked])
-        return any(step.scope == DENIALS and source_of(step.metadata) is None for step in found)
+        return any(step.scope == DENIALS and _counts(step) for step in found)
 
     def _said_of(self, request: ToolRequest) -> bool | None:
         """Return what the rules say; None when they say nothing."""
@@ -135,8 +136,7 @@ class ConsentRules:
         return all(map(answered, found)) if found else None
 
     def _found(self, scope: str, **where: Any) -> list[AgentStep]:
-        steps = self._memory.iter_steps({"scope": scope, **where})
-        return [step for step in steps if source_of(step.metadata) is None]
+        return [*filter(_counts, self._memory.iter_steps({"scope": scope, **where}))]
 
 
 def check_answer(allowed: object) -> None:
@@ -242,6 +242,14 @@ def _decision(
         scope=scope,
         status="partial",
     )
+
+
+def _counts(step: AgentStep) -> bool:
+    """Whether a rule is one of this memory's, or denies something and was in an imported file."""
+    if source_of(step.metadata) is None:
+        return True
+    source = as_object((step.metadata or {}).get(SOURCE))
+    return answered(step) is False and source.get("kind") == "import"
 
 
 def _rule(step: AgentStep) -> ConsentRule:

@@ -24,6 +24,7 @@ from hybridagi_steps import (
     StepRunnerConfig,
     retry_from_sequence,
 )
+from hybridagi_steps.exchange import export_file, import_file, salvage_file
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.limits import Consent, ToolRequest
 from hybridagi_steps.testing import ScriptedLM, request_text
@@ -137,6 +138,37 @@ class TestADenialOutlives:
         assert first == again
         assert said(rules, "pay", "chat") is False
         assert len(rules.list()) == 2
+
+
+@pytest.mark.parametrize("salvaged", [True, False])
+def test_a_file_carries_what_is_denied_and_nothing_that_is_allowed(
+    file_memory: StepMemory, memory: StepMemory, tmp_path: Path, salvaged: bool
+) -> None:
+    talk(file_memory, "chat")
+    rules = ConsentRules(file_memory)
+    for tool, allowed in (("pay", False), ("look", True)):
+        rules.add(tool, allowed=allowed, session_id="chat")
+        rules.add(tool, allowed=allowed, user_id="ann")
+    if salvaged:
+        salvage_file(file_memory, tmp_path / "out.jsonl", damaged=print)
+    else:
+        export_file(file_memory, tmp_path / "out.jsonl")
+    import_file(memory, tmp_path / "out.jsonl")
+    there = ConsentRules(memory)
+    assert said(there, "pay", "chat") is said(there, "pay", "new", "ann") is False
+    assert said(there, "look", "chat", "ann") is said(there, "pay", "other") is None
+    assert [rule.tool for rule in there.list()] == ["pay", "pay"]
+    asyncio.run(memory.repository().delete_steps("chat", 1))
+    assert said(there, "pay", "chat") is False
+    assert there.revoke(there.list(user_id="ann")[0].id)
+    assert said(there, "pay", "new", "ann") is None
+
+
+def test_a_client_of_mcp_denies_nobody_anything(memory: StepMemory) -> None:
+    rule = ConsentRules(memory).add("pay", allowed=False, user_id="ann")
+    [step] = memory.get_steps([rule.id])
+    memory.update(step.model_copy(update={"metadata": {"source": {"kind": "mcp"}}}))
+    assert said(ConsentRules(memory), "pay", "chat", "ann") is None
 
 
 def test_what_was_allowed_in_a_line_is_asked_again_on_another(shared: StepMemory) -> None:
