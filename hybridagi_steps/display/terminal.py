@@ -90,7 +90,7 @@ def _cost(value: object) -> str:
 
 
 def sessions_table(sessions: Sequence[Data]) -> Table:
-    """Return sessions as a table: how each begins, above its id."""
+    """Return sessions as a table: what each is called, or how it begins, above its id."""
     made = table("session", "written", "holds")
     made.expand = True
     made.columns[0].ratio = 1
@@ -100,7 +100,7 @@ def sessions_table(sessions: Sequence[Data]) -> Table:
         fork = f"  fork of {origin} at {session['forked_at']}" if origin else ""
         made.add_row(
             Group(
-                _cut(styled((session["first_message"], ""))),
+                _cut(styled((session["title"] or session["first_message"], ""))),
                 styled((session["session_id"], "dim"), (fork, "dim")),
             ),
             plain(session["updated_at"])[5:16].replace("T", " "),

@@ -151,7 +151,7 @@ def session_view(session: Mapping[str, Any]) -> dict[str, Any]:
     written = as_text(session.get("updated_at"))[:16].replace("T", " ")
     return {
         "id": as_text(session.get("session_id")),
-        "title": as_text(session.get("first_message")),
+        "title": as_text(session.get("title") or session.get("first_message")),
         "status": "",
         "errors": "",
         "facts": f"{session_holds(session)} · {written}",

@@ -7,7 +7,7 @@ store.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from json import dumps
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
@@ -245,7 +245,9 @@ class SessionSummary:
     runs: int = 0
     """Of one that was only recorded, and has no messages and no branch: how many runs name it."""
     title: str | None = None
-    """What people call it, where that was asked for."""
+    """What people call it."""
+    metadata: dict[str, Any] | None = field(default=None, hash=False)
+    """What programs note of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ knows what to erase with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,15 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.protocols import StoreBackend
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.store_values import SessionSummary, details_id
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.store_values import details_id
 from hybridagi_steps.sessions.repository import SessionRepository
 from hybridagi_steps.sessions.session_checks import check_session
+from hybridagi_steps.stores.listing import DETAILS, details_told
 
 Admit = Callable[[Sequence[AgentStep]], list[AgentStep]]
 """Checks and redacts steps."""
-DETAILS = "session_details"
-"""The scope of the steps that keep details."""
 
 
 class SessionDetails(BaseModel):
@@ -106,26 +104,5 @@ def _describe(
 
 
 def _details_of(store: StoreBackend, session_id: str) -> SessionDetails:
-    owner = store.session_owner(session_id)
-    found = store.get([details_id(session_id)])
-    return _read(found[0], owner) if found else SessionDetails()
-
-
-def with_titles(store: StoreBackend, sessions: Sequence[SessionSummary]) -> list[SessionSummary]:
-    """Return sessions with the titles they have."""
-    found = store.get([details_id(each.session_id) for each in sessions])
-    known = {id_text(step.id): step for step in found}
-    titled: list[SessionSummary] = []
-    for each in sessions:
-        step = known.get(details_id(each.session_id))
-        title = None if step is None else _read(step, each.user_id).title
-        titled.append(each if title is None else replace(each, title=title))
-    return titled
-
-
-def _read(step: AgentStep, owner: str | None) -> SessionDetails:
-    """Return what a step keeps; of another user than the session's owner that is nothing."""
-    if step.scope != DETAILS or step.user_id not in (None, owner):
-        return SessionDetails()
-    told = step.outputs or {}
+    [told] = details_told(store, {session_id: store.session_owner(session_id)})
     return SessionDetails.model_construct(title=told.get("title"), metadata=told.get("metadata"))

@@ -8,6 +8,8 @@ have, by when something of them was written last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from heapq import merge
 from itertools import islice
@@ -15,14 +17,16 @@ from typing import Any
 
 from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import MemoryClosedError
-from hybridagi_steps.protocols import SessionStore, StoreBackend
+from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.recording_hooks import RunInFlight, runs_in_flight
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.listings import Runs, Sessions
-from hybridagi_steps.records.store_values import RunSummary, SessionSummary
+from hybridagi_steps.records.store_values import RunSummary, SessionSummary, details_id
 from hybridagi_steps.validation import Where, checked_page, of_steps
 
+DETAILS = "session_details"
+"""The scope of the steps that keep what people call sessions, and what programs note of them."""
 _NEWEST = 10
 
 
@@ -110,15 +114,37 @@ class Listing(ABC):
         return memory_html(repr(self), stats, [run._asdict() for run in runs])
 
 
-def listed_sessions(store: SessionStore, limit: int, offset: int, user_id: str | None) -> Sessions:
+def listed_sessions(store: StoreBackend, limit: int, offset: int, user_id: str | None) -> Sessions:
     """Return a page of a store's sessions, those that were only recorded among the others."""
     limit, offset = checked_page(limit, offset)
     recorded = store.sessions(limit=offset + limit, user_id=user_id, recorded=True)
     if not recorded:
-        return Sessions(store.sessions(limit=limit, offset=offset, user_id=user_id))
+        return _described(store, store.sessions(limit=limit, offset=offset, user_id=user_id))
     talks = store.sessions(limit=offset + limit, user_id=user_id)
     every = merge(talks, recorded, key=_written, reverse=True)
-    return Sessions(islice(every, offset, offset + limit))
+    return _described(store, [*islice(every, offset, offset + limit)])
+
+
+def _described(store: StoreBackend, sessions: Sequence[SessionSummary]) -> Sessions:
+    """Return sessions with the titles and metadata they have."""
+    told = details_told(store, {each.session_id: each.user_id for each in sessions})
+    return Sessions(
+        replace(each, title=of_it.get("title"), metadata=of_it.get("metadata"))
+        for each, of_it in zip(sessions, told, strict=True)
+    )
+
+
+def details_told(store: StoreBackend, owners: Mapping[str, str | None]) -> list[Mapping[str, Any]]:
+    """Return what is kept of sessions; of another user than a session's owner that is nothing."""
+    ids = {details_id(name): owner for name, owner in owners.items()}
+    known = {
+        name: step.outputs or {}
+        for step in store.get([*ids])
+        if (name := id_text(step.id)) in ids
+        and step.scope == DETAILS
+        and step.user_id in (None, ids[name])
+    }
+    return [known.get(name, {}) for name in ids]
 
 
 def _written(session: SessionSummary) -> str:

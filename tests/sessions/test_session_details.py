@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory, errors
+from hybridagi_steps.cli import main
 from hybridagi_steps.records.store_values import details_id
-from hybridagi_steps.sessions.session_details import SessionDetails, with_titles
+from hybridagi_steps.sessions.session_details import SessionDetails
 
 HELLO = {"role": "user", "content": "Hello"}
 TITLE = "A trip to peridot"
@@ -61,7 +63,7 @@ def test_a_fork_has_its_own(kept: StepMemory) -> None:
     asyncio.run(kept.repository().fork("trip", 2, "other"))
     assert details(kept, "other") == (None, None)
     describe(kept, "other", title="Another", user_id="ann")
-    listed = with_titles(kept.repository().store, asyncio.run(kept.repository().sessions()))
+    listed = kept.sessions()
     assert {each.session_id: each.title for each in listed} == {"trip": TITLE, "other": "Another"}
 
 
@@ -105,8 +107,25 @@ def test_a_step_of_another_user_is_no_title(kept: StepMemory) -> None:
         )
     )
     assert details(kept) == (None, None)
-    listed = with_titles(kept.repository().store, asyncio.run(kept.repository().sessions()))
+    listed = kept.sessions()
     assert [each.title for each in listed] == [None]
+
+
+def test_every_listing_says_them(kept: StepMemory, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(kept.repository().append("untitled", HELLO))
+    kept.add(AgentStep(step_type=AgentStepType.Action, session_id="recorded"))
+    for listed in (kept.sessions(), asyncio.run(kept.repository().sessions())):
+        told = {each.session_id: (each.title, each.metadata) for each in listed}
+        expected = dict.fromkeys(("untitled", "recorded"), (None, None))
+        assert told == {**expected, "trip": (TITLE, {"pinned": True})}
+        assert (TITLE in str(listed), TITLE in listed._repr_html_()) == (True, True)  # pyright: ignore[reportPrivateUsage]
+        assert "Hello" in str(listed)
+    if Path(kept.address).is_file():
+        main(["sessions", "--db", kept.address])
+        main(["sessions", "--db", kept.address, "--json"])
+        shown, data = capsys.readouterr().out.split("[", 1)
+        assert TITLE in shown
+        assert json.loads(f"[{data}")[-1]["metadata"] == {"pinned": True}
 
 
 def test_no_search_finds_them(kept: StepMemory) -> None:

@@ -37,7 +37,6 @@ from hybridagi_steps.sessions.session_details import (
     SessionDetails,
     describe_session,
     session_details,
-    with_titles,
 )
 
 router = APIRouter(tags=["sessions"], route_class=WorkRoute)
@@ -81,8 +80,7 @@ async def list_sessions(
     )
     found = await shared.asked("sessions", list_them)
     more = offset + limit if len(found) > limit else None
-    titled = await in_thread(partial(with_titles, shared.repository.store, found[:limit]))
-    listed = [filled(**asdict(summary)) for summary in titled]
+    listed = [filled(**asdict(summary)) for summary in found[:limit]]
     return answer(filled(sessions=listed, next_offset=more))
 
 
