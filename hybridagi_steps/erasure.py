@@ -22,7 +22,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.records.store_values import DENIALS, RULES, Erased, details_id
-from hybridagi_steps.stores.prompts import forget_prompts_beyond, sessions_reading
+from hybridagi_steps.stores.prompts import forget_prompts_beyond
 from hybridagi_steps.validation import in_every_scope
 
 _WHOLE = ({"session_id"}, {"user_id"}, {"run_id"})
@@ -53,32 +53,27 @@ def erase(
         by: The user who asks: AgentSteps of others stay; None: they go.
     """
     doomed, meant = doomed_by(store, where), meant_by(store, where)
-    heard, matching = sessions_reading(store, doomed.messages), _matching_messages(store, where)
+    matching = _matching_messages(store, where)
     rewritten = _rows_of(store, [message.id for message in doomed.messages])
     unreached: list[str] = []
     steps = [step for name in doomed.sessions for step in _steps_of(store, name)]
     own = [*_of_user((step for step in steps if step.session_id in doomed.sessions), by)]
-    runs = {id_text(step.id): step.run_id for step in own}
+    # Of a session it would be its lineage, and so other sessions' as well.
+    each_meant = meant if where.conditions != {"session_id"} else []
+    steps = [*_of_user((step for each in each_meant for step in store.iter_steps(each)), by)]
     if where.conditions in _WHOLE or doomed.sessions:
-        # Of a session it would be its lineage, and so other sessions' as well.
-        if where.conditions in _WHOLE and where.session_id is None:
-            own += _of_user((step for each in meant for step in store.iter_steps(each)), by)
+        whole = own + steps if where.conditions in _WHOLE else own
         queued = _queued_runs(store, where, doomed, namespace)
-        unreached = _erase_outside(store, _plans_of(own), queued, beside)
-    # First of all, so that a purge that was cut short finds the same when it is repeated.
+        unreached = _erase_outside(store, _plans_of(whole), queued, beside)
+    # In this order a purge that was cut short finds the same when it is repeated.
+    forget_prompts_beyond(store, own + steps, doomed.messages, doomed.sessions)
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
     for name in doomed.sessions:
         count += store.delete([id_text(s.id) for s in _of_user(_steps_beside(store, name), by)])
         messages, steps_gone = store.delete_session(name, by=by)
         count += steps_gone if doomed.messages else messages + steps_gone
-    steps = [*_of_user((step for each in meant for step in store.iter_steps(each)), by)]
     count += store.delete([id_text(step.id) for step in steps])
     store.delete([details_id(name) for name in doomed.sessions])
-    runs |= {id_text(step.id): step.run_id for step in steps}
-    stay = {id_text(step.id) for step in store.get([*runs])}  # where a fork reads them
-    forget_prompts_beyond(
-        store, heard, {run for name, run in runs.items() if run and name not in stay}
-    )
     store.forget_revocations(where)
     left = matching - rewritten
     left = left & _matching_messages(store, StepFilter()) if left else left

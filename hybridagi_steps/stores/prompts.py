@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from uuid import UUID
@@ -20,7 +20,7 @@ import orjson
 
 from hybridagi_steps.errors import InvalidMemoryError, UnknownStepError
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
-from hybridagi_steps.records.agent_step import id_text
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.listings import LMCalls
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.prompts import SETTINGS, LMCall
@@ -155,47 +155,62 @@ def _cut(text: bytes) -> Iterator[bytes]:
         start = end
 
 
-def sessions_reading(store: StoreBackend, messages: Sequence[Step]) -> set[str]:
-    """Return the sessions, forks of others included, that read some of these messages."""
-    found, wanted = {each.session_id for each in messages}, {each.id for each in messages}
-    if not wanted or not isinstance(store, PromptStore) or not store.prompted_steps():
-        return found
-    for each in store.sessions(limit=_EVERY_SESSION):
-        if each.forked_at is not None and each.session_id not in found:
-            lines = (
-                store.messages(each.session_id, branch_id=branch.branch_id)
-                for branch in store.attempts(each.session_id)
-            )
-            if any(message.id in wanted for line in lines for message in line):
-                found.add(each.session_id)
-    return found
+def forget_prompts_beyond(
+    store: StoreBackend,
+    steps: Sequence[AgentStep],
+    messages: Sequence[Step],
+    session_ids: Collection[str],
+) -> None:
+    """Forget the prompts that may hold what is about to be erased, though their steps stay.
 
+    Those are of steps that recalled what goes or is not there, or more than they list; of sessions
+    that read messages which will be rewritten; and of runs that steps go out of, with the runs of
+    agents that these asked. What a fork of a session reads stays with it.
 
-def forget_prompts_beyond(store: StoreBackend, session_ids: Set[str], run_ids: Set[str]) -> None:
-    """Forget the prompts that may hold what was erased, though their steps stay.
-
-    Those are of steps that recalled what is not there, or more than they list, of the sessions that
-    read messages which were rewritten, and of the runs that steps were taken out of, or that such a
-    run asked.
+    Args:
+        store: Where from.
+        steps: What goes.
+        messages: What will be rewritten.
+        session_ids: The sessions that go.
     """
     if not isinstance(store, PromptStore) or not (names := store.prompted_steps()):
         return
-    run_ids = store.runs_inside(run_ids)
+    going = {id_text(step.id): step.run_id for step in steps}
+    rewritten, heard = {each.id for each in messages}, {each.session_id for each in messages}
+    said = {*rewritten}
+    for each in store.sessions(limit=_EVERY_SESSION):
+        if each.session_id in session_ids:
+            said |= _message_ids(store, each.session_id)
+        elif each.forked_at is not None:
+            for _, step_id in store.pinned_steps(each.session_id):
+                going.pop(step_id, None)
+            if not rewritten.isdisjoint(_message_ids(store, each.session_id)):
+                heard.add(each.session_id)
+    runs = store.runs_inside({run for run in going.values() if run})
     for start in range(0, len(names), _PAGE):
-        steps = store.get(names[start : start + _PAGE])
-        asked = list({name: None for step in steps for name in recalled_by(step.metadata)})
-        known = {id_text(step.id) for step in store.get(asked)}
+        prompted = store.get(names[start : start + _PAGE])
+        asked = list({name: None for step in prompted for name in recalled_by(step.metadata)})
+        known = {id_text(step.id) for step in store.get(asked)} - going.keys()
         if isinstance(store, MessageIndex):
-            known |= store.rows_of_messages(asked).keys()
+            known |= store.rows_of_messages(asked).keys() - said
         gone = [
             id_text(step.id)
-            for step in steps
-            if step.session_id in session_ids
-            or step.run_id in run_ids
+            for step in prompted
+            if step.session_id in heard
+            or step.run_id in runs
             or RECALLED_MORE in (step.metadata or {})
             or not known.issuperset(recalled_by(step.metadata))
         ]
         store.forget_prompts(gone)
+
+
+def _message_ids(store: StoreBackend, session_id: str) -> set[str]:
+    """Return the ids of all messages that a session reads, or one of its attempts."""
+    lines = (
+        store.messages(session_id, branch_id=branch.branch_id)
+        for branch in store.attempts(session_id)
+    )
+    return {message.id for line in lines for message in line}
 
 
 class Prompting(ABC):

@@ -11,6 +11,8 @@ import asyncio
 import json
 import pickle
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +382,48 @@ def test_what_a_run_said_leaves_the_prompts_of_runs_that_recalled_it(
     assert (seeing(memory, "ruby"), seeing(memory, "and now?")) == (1, 2)
     memory.purge({"run_id": first.id})
     assert (seeing(memory, "ruby"), seeing(memory, "and now?")) == (0, 1)
+
+
+@pytest.mark.parametrize("where", [{"user_id": "ann"}, {"session_id": "shared"}, {"tools": "look"}])
+def test_a_purge_that_is_cut_short_anywhere_and_repeated_leaves_no_word(
+    memory: hs.StepMemory, monkeypatch: pytest.MonkeyPatch, where: dict[str, str]
+) -> None:
+    config = hs.StepRunnerConfig(keep_prompts=True)
+    program = dspy.ReAct("question -> answer", tools=[look], max_iters=2)
+    runner = hs.StepRunner(program, memory, config=config)
+    writes = ("rewrite_messages", "delete_session", "delete", "forget_prompts", "compact")
+    plain = {name: getattr(memory._store, name) for name in writes}
+    left, allowed = 0, -1
+
+    def cut(name: str, *given: Any, **more: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return plain[name](*given, **more)
+
+    for name in writes:
+        monkeypatch.setattr(memory._store, name, partial(cut, name))
+    while left <= 0:
+        left = allowed = allowed + 1
+        looked = {"next_thought": "t", "next_tool_name": "look", "next_tool_args": {"word": "ruby"}}
+        lines = [looked, {**looked, "next_tool_name": "finish", "next_tool_args": {}}]
+        lines.append({"reasoning": "r", "answer": "42"})
+        for user in ("ann", "bob"):
+            with dspy.context(lm=dspy.utils.DummyLM(lines)):
+                run(runner, hs.AgentSession("shared", user, as_any_user=True), f"{user}: {SECRET}")
+        assert seeing(memory, SECRET)
+        with suppress(KeyboardInterrupt):
+            memory.purge(where)
+        kept, left = left, 1_000
+        memory.purge(where)
+        words = f"ann: {SECRET}" if "user_id" in where else SECRET
+        # The question stays with its session when only what a tool gave is purged.
+        words = f"means {SECRET}" if "tools" in where else words
+        assert seeing(memory, words) == 0, f"cut after {allowed} writes"
+        memory.clear()
+        left = kept
+    assert allowed > 3
 
 
 def holds(folder: Path, blob: bytes) -> bool:
