@@ -205,7 +205,7 @@ def _nothing(_: State, __: Operation) -> None:
 
 
 _EFFECTS = {
-    **dict.fromkeys(("add", "batch", "update", "import"), _store),
+    **dict.fromkeys(("add", "batch", "update", "import", "keep_prompts"), _store),
     "delete": _delete,
     "clear": _clear,
     "score": _score,

@@ -16,7 +16,7 @@ from hybridagi_steps.errors import StepsError
 
 from . import expected
 from .expected import Actual, Operation, State
-from .operations import Lane, Writer, read
+from .operations import Lane, Writer, prompts, read
 from .processes import Outcome, Server, ask, fork, shown
 
 FORBIDDEN = (
@@ -219,19 +219,20 @@ class Ledger:
             self._judge(name, what, right[name], notes[name], outcome.value["lanes"][name])
             if words[name] and not outcome.value["found"][name]:
                 self.tally.found("lost", f"{what}: search does not find {words[name]!r}")
-        self._look_for_erased(what, right)
+        self._look_for_erased(what, right, outcome.value["prompts"])
         for name in self.lanes:
             (self.notes / name).unlink(missing_ok=True)
         return sum(getattr(self.tally, kind) for kind in FORBIDDEN) == before
 
     def _looked(self, words: dict[str, str]) -> dict[str, Any]:
         """Read everything, in a process of its own."""
-        answer: dict[str, Any] = {"verify": [], "lanes": {}, "found": {}}
+        answer: dict[str, Any] = {"verify": [], "lanes": {}, "found": {}, "prompts": []}
         for namespace in sorted(set(self.lanes.values())):
             names = [name for name, its in self.lanes.items() if its == namespace]
             with self.open(names[0]) as memory:
                 answer["verify"] += memory.verify()
                 answer["lanes"] |= read(memory, names)
+                answer["prompts"] += prompts(memory)
                 for name in names:
                     asked = words[name]
                     found = asked and any(
@@ -269,11 +270,15 @@ class Ledger:
                 kind, f"{what}, lane {name}, under way: {doing}: {one.name} {one.what}"
             )
 
-    def _look_for_erased(self, what: str, right: dict[str, list[State]]) -> None:
-        """Read every byte of every file: what was purged is in none."""
+    def _look_for_erased(
+        self, what: str, right: dict[str, list[State]], prompted: list[str]
+    ) -> None:
+        """Read every byte of every file, and prompts, packed there: what was purged is in none."""
         words = [word for states in right.values() for word in expected.words_erased(states, 12)]
         if not words:
             return
+        for word in {one for said in prompted for one in said.split()}.intersection(words):
+            self.tally.found("leaked", f"{what}: purged {word} is in a prompt")
         server = self.setting.server
         folder = self.folder if server is None else server.files_of(self.address)
         for path in sorted(folder.rglob("*")) if folder is not None else ():

@@ -20,6 +20,8 @@ from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import StepsError
 from hybridagi_steps.exchange import import_file
+from hybridagi_steps.records.prompts import LMCall
+from hybridagi_steps.stores.prompts import PromptStore
 
 from .expected import Actual, Operation, State, applied, empty
 from .processes import shown
@@ -27,7 +29,7 @@ from .processes import shown
 EVERY = (
     *("add", "batch", "update", "delete", "score", "import", "vacuum"),
     *("append", "commit", "save_step", "save_batch", "fork", "retry", "delete_steps"),
-    *("purge_run", "purge_session", "flush", "search", "reembed", "clear"),
+    *("keep_prompts", "purge_run", "purge_session", "flush", "search", "reembed", "clear"),
 )
 ALONE = ("clear", "reembed")
 """What other writers of a namespace would not survive: for lanes that have one of their own."""
@@ -67,6 +69,11 @@ class Lane:
             "batch": lambda: {"do": "batch", "steps": self._steps(self.chance.randint(2, 7))},
             "import": lambda: {"do": "import", "steps": self._steps(self.chance.randint(2, 30))},
             "update": self._update,
+            "keep_prompts": lambda: {
+                "do": "keep_prompts",
+                "steps": self._steps(1),
+                "of": self._some()[:1],
+            },
             "delete": self._delete,
             "score": self._score,
             "append": lambda: self._said("append", self._session(), self.chance.randint(1, 3)),
@@ -214,6 +221,8 @@ class Writer:
             memory.update([step_of(*values) for values in operation["steps"]])
         elif kind == "import":
             self._import(operation)
+        elif kind == "keep_prompts":
+            self._keep_prompts(*operation["steps"], of=operation["of"])
         elif kind == "delete":
             memory.delete(operation["ids"])
         elif kind == "score":
@@ -238,6 +247,15 @@ class Writer:
         report = import_file(self.memory, source)
         assert report.added + report.already_there == len(steps), report
         source.unlink()
+
+    def _keep_prompts(self, values: list[Any], *, of: list[str]) -> None:
+        """Add a step, with a prompt that says what it says and what it recalled."""
+        step, seen = step_of(*values), self.memory.get_steps(of)
+        step.metadata = {"recalled": of}
+        words = " ".join(str(one.purpose) for one in (step, *seen))
+        self.memory.add(step)
+        call = LMCall(messages=[{"role": "user", "content": words}])
+        self.memory.keep_prompts({str(step.id): [call]})
 
     async def _in_session(self, operation: Operation) -> None:
         repo, kind, session = self.memory.repository(), operation["do"], operation["session"]
@@ -294,6 +312,14 @@ def read(memory: StepMemory, lanes: Sequence[str]) -> dict[str, Actual]:
             found[name]["scores"][run.run_id] = run.score
     asyncio.run(_read_sessions(memory, found))
     return found
+
+
+def prompts(memory: StepMemory) -> list[str]:
+    """Return what the prompts of a memory say that are still kept, by whatever step."""
+    store = memory.repository().store
+    assert isinstance(store, PromptStore)
+    kept = map(memory.prompt_of, store.prompted_steps())
+    return [str(call.messages[0]["content"]) for calls in kept for call in calls]
 
 
 async def _read_sessions(memory: StepMemory, found: dict[str, Actual]) -> None:
