@@ -59,9 +59,14 @@ def details_id(session_id: str) -> str:
     return str(uuid5(_DETAILS, session_id))
 
 
+def tool_id(tool: str) -> str:
+    """Return what the rules that deny a tool name it by, whatever redaction makes of its name."""
+    return str(uuid5(_DENIED, tool))
+
+
 def denial_id(tool: str, session_id: str | None, user_id: str | None) -> str:
-    """Return the id of the rule that denies a tool in a session, to a user, or both."""
-    return str(uuid5(_DENIED, dumps([tool, session_id, user_id])))
+    """Return the id of the rule that denies a tool, by its `tool_id`, in a session, to a user."""
+    return str(uuid5(UUID(tool), dumps([session_id, user_id])))
 
 
 def line_of(step: AgentStep) -> str | None:

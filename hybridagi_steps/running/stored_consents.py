@@ -23,7 +23,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.provenance import SOURCE, source_of
-from hybridagi_steps.records.store_values import DENIALS, REVOKED, RULES, denial_id
+from hybridagi_steps.records.store_values import DENIALS, REVOKED, RULES, denial_id, tool_id
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
 from hybridagi_steps.stores.hygiene import PINNED
 
@@ -85,10 +85,12 @@ class ConsentRules:
         One that denies is one however often it is stored; `forget` leaves it.
 
         Raises:
-            InvalidSettingError: No tool, or neither a session nor a user: that is for the program.
+            InvalidSettingError: No tool, neither True nor False, or neither a session nor a user:
+                that is for the program.
         """
         if not isinstance(tool, str) or not tool:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidSettingError(f"a rule names a tool, not {tool!r:.80}.")
+        check_answer(allowed)
         if session_id is None and user_id is None:
             raise InvalidSettingError(
                 "a rule is for a session_id, a user_id or both; what every run may do is said by "
@@ -98,7 +100,8 @@ class ConsentRules:
         step = _decision(tool, "always", session_id, user_id, scope)
         step.outputs, step.status = {"choice": _ALLOW if allowed else _DENY}, "ok"
         if not allowed:
-            step.id, step.metadata = denial_id(tool, session_id, user_id), {PINNED: True}
+            step.program_id, step.metadata = tool_id(tool), {PINNED: True}
+            step.id = denial_id(step.program_id, session_id, user_id)
         self._memory.update(step)
         return _rule(step)
 
@@ -121,7 +124,8 @@ class ConsentRules:
     def denies(self, tool: str, session_id: str, user_id: str | None) -> bool:
         """Whether a tool is denied for good in a session, or to a user; may block."""
         asked = {(session_id, None), (session_id, user_id), (None, user_id)} - {(None, None)}
-        found = self._memory.get_steps([denial_id(tool, *each) for each in asked])
+        name = tool_id(tool)
+        found = self._memory.get_steps([denial_id(name, *each) for each in asked])
         return any(step.scope == DENIALS and _counts(step) for step in found)
 
     def _said_of(self, request: ToolRequest) -> bool | None:

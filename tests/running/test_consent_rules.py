@@ -24,6 +24,7 @@ from hybridagi_steps import (
     StepRunnerConfig,
     retry_from_sequence,
 )
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange import export_file, import_file, salvage_file
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.limits import Consent, ToolRequest
@@ -183,6 +184,26 @@ def test_what_was_allowed_in_a_line_is_asked_again_on_another(shared: StepMemory
     asyncio.run(shared.repository().delete_steps("chat", 3))
     assert said(rules, "pay", "chat") is None
     assert said(rules, "pay", "after") is True
+
+
+def test_what_redaction_makes_of_a_tools_name_denies_it_all_the_same(tmp_path: Path) -> None:
+    with StepMemory(
+        tmp_path / "s.db", embedder="hashing", redact=lambda text: text.replace("4711", "…")
+    ) as memory:
+        talk(memory, "chat")
+        rules = ConsentRules(memory)
+        rules.add("pay4711", allowed=False, session_id="chat")
+        asyncio.run(memory.repository().fork("chat", 2, "fork"))
+        assert said(rules, "pay4711", "chat") is said(rules, "pay4711", "fork") is False
+        assert said(rules, "pay4712", "fork") is None
+
+
+def test_a_text_is_no_answer(memory: StepMemory) -> None:
+    """As "no" would be true, and allow for good."""
+    no: Any = "no"
+    with pytest.raises(InvalidSettingError, match="True or False"):
+        ConsentRules(memory).add("pay", allowed=no, user_id="ann")
+    assert ConsentRules(memory).list() == []
 
 
 def test_a_denial_of_a_session_without_messages_is_erased_with_it(shared: StepMemory) -> None:

@@ -130,7 +130,7 @@ class BranchTables(SessionTables):
         """Let the rules of a session that deny a tool hold in a fork of it, whatever goes."""
         key = (self._namespace, session_id, DENIALS)
         found = self._read(connection, self._column(connection, _DENIALS, *key)).values()
-        rules = {denial_id(str(rule.tool), fork, rule.user_id): rule for rule in found}
+        rules = {denial_id(str(rule.program_id), fork, rule.user_id): rule for rule in found}
         known = self._rows_of(connection, [*rules])
         new = [
             rule.model_copy(update={"id": UUID(name), "session_id": fork})
