@@ -1,7 +1,8 @@
 """Rerankers as modules of a DSPy program: QueryWithSteps in, QueryWithSteps out.
 
 `StepReranker` makes a module of any reranker; `LMStepReranker` asks a language model for the order,
-and is a reranker itself.
+and is a reranker itself. A module of somebody else's that takes and gives a QueryWithSteps serves
+as a reranker, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import dspy
 
@@ -18,7 +19,7 @@ from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import cut
-from hybridagi_steps.rerankers.rescoring import reranked, rescored
+from hybridagi_steps.rerankers.rescoring import checked_hits, reranked, rescored
 from hybridagi_steps.validation import whole_number
 
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
@@ -30,14 +31,15 @@ class StepReranker(dspy.Module):
     """Reorders what a retriever found: QueryWithSteps in, QueryWithSteps out.
 
     Args:
-        reranker: Any `protocols.Reranker`, such as `hs.rerankers.Outcome()`.
+        reranker: Any `protocols.Reranker`, such as `hs.rerankers.Outcome()`, or a DSPy module from
+            QueryWithSteps to QueryWithSteps.
         k: Most steps kept; all when None.
 
     Raises:
-        InvalidQueryError: k below 1, a `reranker` that has no `rerank`.
+        InvalidQueryError: k below 1, a `reranker` that is neither.
     """
 
-    def __init__(self, reranker: Reranker, k: int | None = None) -> None:
+    def __init__(self, reranker: Reranker | dspy.Module, k: int | None = None) -> None:
         super().__init__()
         self.reranker = checked_reranker(reranker)
         self.k = None if k is None else whole_number("k", k, 1, InvalidQueryError)
@@ -56,7 +58,7 @@ class StepReranker(dspy.Module):
         """
         check_found(query)
         texts = [each.query for each in query.queries.queries]
-        hits = reranked(self.reranker, "\n".join(texts), query.hits)
+        hits = in_order(self.reranker, texts, query.hits)
         return QueryWithSteps.from_hits(texts, hits[: self.k])
 
     async def aforward(self, query: QueryWithSteps) -> QueryWithSteps:
@@ -188,11 +190,30 @@ def check_found(query: object) -> None:
         )
 
 
-def checked_reranker(reranker: Reranker) -> Reranker:
+AnyReranker = TypeVar("AnyReranker", bound="Reranker | dspy.Module")
+
+
+def checked_reranker(reranker: AnyReranker) -> AnyReranker:
     """Return a reranker if it can rerank."""
-    if isinstance(reranker, type) or not callable(getattr(reranker, "rerank", None)):
+    able = isinstance(reranker, dspy.Module) or callable(getattr(reranker, "rerank", None))
+    if isinstance(reranker, type) or not able:
         raise InvalidQueryError(
-            "a reranker is an object with a method `rerank`, such as hs.rerankers.Outcome(), "
-            f"not {reranker!r}."
+            "a reranker is an object with a method `rerank`, such as hs.rerankers.Outcome(), or a "
+            f"DSPy module from QueryWithSteps to QueryWithSteps, not {reranker!r}."
         )
     return reranker
+
+
+def in_order(
+    reranker: Reranker | dspy.Module, queries: list[str], hits: Sequence[StepHit]
+) -> list[StepHit]:
+    """Return hits in the order of a reranker, or of a module.
+
+    Raises:
+        RerankerError: It gave something else than the hits it was given.
+    """
+    if isinstance(reranker, dspy.Module) and not callable(getattr(reranker, "rerank", None)):
+        given: Any = reranker(QueryWithSteps.from_hits(queries, hits))
+        made = given.hits if isinstance(given, QueryWithSteps) else given
+        return checked_hits(made, hits, type(reranker).__name__)
+    return reranked(cast("Reranker", reranker), "\n".join(queries), hits)

@@ -23,14 +23,13 @@ import dspy
 
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError
-from hybridagi_steps.programs.reranking import checked_reranker
+from hybridagi_steps.programs.reranking import checked_reranker, in_order
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_identity import given_answer, recalls
 from hybridagi_steps.records.step_text import own_text
-from hybridagi_steps.rerankers.rescoring import reranked
 from hybridagi_steps.validation import is_number, whole_number
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -77,7 +76,8 @@ class StepRetriever(dspy.Module):
         max_distance: Largest distance of a step's meaning from the query's. Steps without a vector
             are dropped too; lexical search measures no distance and ignores it.
         reverse: Answer in reverse order, the best step last, next to the question in a prompt.
-        reranker: Reorders a pool of 4 k hits before the best k are kept.
+        reranker: Reorders a pool of 4 k hits before the best k are kept: a `protocols.Reranker`, or
+            a DSPy module from QueryWithSteps to QueryWithSteps.
         aim: What is recalled for, as `StepMemory.search` has it; for `next` a call is given the
             last step, or a QueryWithSteps that ends with it. None is `next` where a step of the run
             that is being recorded is asked, since that is its state.
@@ -85,7 +85,7 @@ class StepRetriever(dspy.Module):
     Raises:
         InvalidMemoryError: `memory` has no `search`.
         InvalidQueryError: k below 1, an unknown mode or distance, a negative `max_distance`, a
-            `reranker` that has no `rerank`, an unknown aim.
+            `reranker` that is neither, an unknown aim.
         InvalidFilterError: An unknown key in `where`.
     """
 
@@ -98,7 +98,7 @@ class StepRetriever(dspy.Module):
         distance: Distance = "cosine",
         max_distance: float | None = None,
         reverse: bool = False,
-        reranker: Reranker | None = None,
+        reranker: Reranker | dspy.Module | None = None,
         aim: Aim | None = None,
     ) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class StepRetriever(dspy.Module):
         with unnoted():
             hits = [] if scope is None else self._found(question, wanted, scope)
         if self.reranker is not None:
-            hits = reranked(self.reranker, "\n".join(texts), hits)
+            hits = in_order(self.reranker, texts, hits)
         hits = hits[:wanted]
         note_steps(hit.step for hit in hits)
         if self.reverse:

@@ -148,14 +148,18 @@ def _said(step: AgentStep) -> str:
 
 def reranked(reranker: Reranker, query: str, hits: Sequence[StepHit]) -> list[StepHit]:
     """Return hits in a reranker's order."""
-    made: object = reranker.rerank(query, hits)
+    return checked_hits(reranker.rerank(query, hits), hits, f"{type(reranker).__name__}.rerank")
+
+
+def checked_hits(made: object, hits: Sequence[StepHit], by: str) -> list[StepHit]:
+    """Return what was made of some hits if it is a list of them; `by` names what made it."""
     wrong = _wrong(made, hits)
     if wrong is not None:
         raise RerankerError(
-            f"{type(reranker).__name__}.rerank returned {wrong}; it returns a list of the hits it "
-            "is given, in any order, each at most once."
+            f"{by} returned {wrong}; it returns a list of the hits it is given, in any order, each "
+            "at most once."
         )
-    return list(made)
+    return list(cast("Sequence[StepHit]", made))
 
 
 def _wrong(made: object, hits: Sequence[StepHit]) -> str | None:

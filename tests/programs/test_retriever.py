@@ -25,6 +25,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.rerankers import Outcome
+from hybridagi_steps.testing import scripted_lm
 
 TOPICS = ["refund the order", "cancel the flight", "book a hotel room", "reset the password"]
 
@@ -332,6 +333,31 @@ def test_a_reranker_chooses_from_a_larger_pool() -> None:
     found = StepRetriever(memory, k=2, reranker=reranker)(["a", "b"])
     assert ids(found) == ["s7", "s6"]
     assert reranker.question == "a\nb"
+
+
+class LastFirst(dspy.Module):
+    """A module from QueryWithSteps to QueryWithSteps, as other libraries have them."""
+
+    def __init__(self, made: Any = None) -> None:
+        super().__init__()
+        self.made, self.ask = made, dspy.Predict("queries -> order")
+
+    def forward(self, query: QueryWithSteps) -> Any:
+        with dspy.context(lm=scripted_lm({"order": "backwards"})):
+            self.ask(queries=str(query.to_dict()["queries"]))
+        query.steps.reverse()
+        return query if self.made is None else self.made(query.hits)
+
+
+def test_a_module_over_what_was_found_is_a_reranker() -> None:
+    retrieve = StepRetriever(ListMemory([0.5] * 100), k=2, reranker=LastFirst())
+    assert ids(retrieve(["a", "b"])) == ids(asyncio.run(retrieve.acall("a"))) == ["s7", "s6"]
+    assert [name for name, _ in retrieve.named_predictors()] == ["reranker.ask"]
+    found = StepRetriever(ListMemory([0.5, 0.4, 0.3]))("q")
+    assert ids(StepReranker(LastFirst(), k=2)(found)) == ["s2", "s1"]
+    assert ids(found) == ["s0", "s1", "s2"]
+    with pytest.raises(RerankerError, match=r"^LastFirst returned step s9 more often than it"):
+        StepReranker(LastFirst(_and_a_foreign_one))(found)
 
 
 def test_a_reranker_as_a_module() -> None:
