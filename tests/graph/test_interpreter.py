@@ -227,12 +227,15 @@ class TestARun:
             agent = GraphInterpreter(
                 [program], [ChainOfThought()], kept, commit_decision_steps=True
             )
-            replies = [{"reasoning": "r", "answer": "42"}, {"choice": "YES"}]
+            agent.nodes["main.check"] = dspy.ChainOfThought(agent.nodes["main.check"].signature)
+            replies = [{"reasoning": "r", "answer": "42"}, {"reasoning": "why", "choice": "YES"}]
             with dspy.context(lm=scripted_lm(replies)):
                 out = agent(query="q")
             assert out.finish_reason == "finished"
             think, check = out.program_trace.steps[1:3]
             assert (think.metadata or {})["reasoning"] == "r"
+            assert (check.metadata or {})["reasoning"] == "why"
+            assert (check.outputs or {})["choice"] == "YES"
             for step in (think, check):
                 assert step.metrics is not None
                 assert step.metrics.model_name == "scripted/model"
