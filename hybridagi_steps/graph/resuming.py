@@ -76,7 +76,8 @@ def results_so_far(
     for step in steps:
         if step.step_type is AgentStepType.Action:
             last = Result(step.result, step.result, failed=step.status != "ok")
-            spoken = last if isinstance(tools.get(step.tool or ""), Speak) else spoken
+            said = not last.failed and isinstance(tools.get(step.tool or ""), Speak)
+            spoken = last if said else spoken
     return last, spoken
 
 
@@ -92,9 +93,12 @@ def _stopped(
     if place is None or run_id in later:
         raise UnknownRunError(run_id)
     entry, given = steps[place], dict(steps[place].arguments)
+    if _is_cut(entry, "inputs"):  # which of them is not told: whoever goes on gives them again
+        given = {"query": given["query"]}
     earlier, before = (entry.metadata or {}).get("resumes"), AgentOutput(session=session)
     if earlier is not None:
         rest = steps[:place] if earlier == run_id else _steps(memory.run(earlier))
+        rest = [step for step in rest if step.user_id == entry.user_id]
         before = _stopped(agent, memory, earlier, rest, session, later | {run_id} - {earlier})
     following = before.session.going_on(
         given.pop("query"), given, given.pop("objective", None), resumed=earlier is not None
@@ -131,6 +135,12 @@ def _held_ids(value: object) -> list[str] | None:
     """Return the ids that stand for recalled steps, None for any other result."""
     held = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     return held.get("steps") if len(held) == 1 else None
+
+
+def _is_cut(step: AgentStep, field: str) -> bool:
+    """Whether some of a step's inputs or outputs was left out when it was stored."""
+    cuts: list[str] = (step.metadata or {}).get("truncated", [])
+    return any(field in cut.partition(":")[0].partition(".")[0] for cut in cuts)
 
 
 def _is_call(step: AgentStep) -> bool:
@@ -251,7 +261,7 @@ class _Trace:
         notes: dict[str, Any] = step.metadata or {}
         if step.status != "ok":
             return observed_text((step.outputs or {}).get("error", _KILLED))
-        if any("outputs" in cut for cut in notes.get("truncated", ())):
+        if _is_cut(step, "outputs"):
             raise InvalidSettingError(
                 f"what {notes[NODE]} gave was too large to be stored whole, and later nodes use "
                 "it: this run cannot be resumed. Begin a new one."

@@ -334,6 +334,30 @@ def test_what_was_too_large_to_be_stored_is_not_made_up(memory: hs.StepMemory) -
     assert agent(query="Tea", resume=stopped).finish_reason == "finished"
 
 
+def test_variables_that_were_not_stored_whole_are_given_again(memory: hs.StepMemory) -> None:
+    pay = act("buy", "{{ numbers | length }}", "pay", var_in=["numbers"])
+    program = chain(say("Hm.", "greet"), pay, var_in=("numbers",))
+    agent = GraphInterpreter(program, [Speak(), FunctionTool(Shop(failures=1).buy)], memory)
+    numbers = [0.5] * 300
+    run_id = agent(query="Tea", numbers=numbers).program_trace.steps[0].run_id
+    missing = agent(query="Tea", resume=run_id)
+    assert missing.error is not None
+    assert "needs the variable 'numbers'" in missing.error.message
+    out = agent(query="Tea", numbers=numbers, resume=run_id)
+    assert (out.finish_reason, out.final_answer) == ("finished", "Hm.")
+
+
+def test_a_run_is_not_gone_on_with_from_that_of_another_user(memory: hs.StepMemory) -> None:
+    agent = nested(Shop(failures=9))
+    agent.memory = memory
+    with hs.record(memory, user_id="bob") as secret:
+        agent(query="My secret tea")
+    with hs.record(memory, user_id="ann", tags={"resumes": secret.id}) as forged:
+        agent(query="Tea")
+    with pytest.raises(UnknownRunError):
+        agent.stopped_run(forged.id)
+
+
 def test_the_conversation_that_it_was_begun_with_can_be_given_again(memory: hs.StepMemory) -> None:
     agent = nested(Shop(failures=1))
     agent.memory = memory
