@@ -35,6 +35,9 @@ from hybridagi_steps.running.streaming import EventStream
 _log = logging.getLogger("hybridagi_steps")
 DENIED = "the user did not allow this call."
 _ANSWERS = {"allow": True, "deny": False}
+_AT_ONCE_SECONDS = 0.2
+"""How long whoever consents may take before the question is stored: who asks a person takes longer
+than a process may live, who looks something up does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +219,7 @@ class Consents:
         self._ask(request)
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await self._decided(self._consent, request)
+                answer = await self._decided(self._consent, request, step_id)
                 allowed = (
                     await self._waited(request, step_id, waiting) if answer is None else answer
                 )
@@ -301,19 +304,40 @@ class Consents:
         why = "called from a place that cannot wait for an answer; use the tool's acall"
         return self._deny(request, why)
 
-    async def _decided(self, consent: Consent, request: ToolRequest) -> bool | None:
+    async def _decided(self, consent: Consent, request: ToolRequest, step_id: UUID) -> bool | None:
         try:
             with no_exit("consent"):
                 around = self._around
                 if around is not None and await in_thread(partial(around, request.tool)):
                     return False
                 answer = consent(request)
-                return self._read(await answer if inspect.isawaitable(answer) else answer)
+                if inspect.isawaitable(answer):
+                    answer = await self._awaited(answer, request, step_id)
+                return self._read(answer)
         except TimeoutError:
             raise
         except (Exception, ProgramExitError) as error:
             self._failed("consent", error)
             return False
+
+    async def _awaited(
+        self, answer: Awaitable[object], request: ToolRequest, step_id: UUID
+    ) -> object:
+        """Return an answer that takes time; the disk knows of a question that takes long."""
+
+        async def given() -> object:
+            with no_exit("consent"):  # a task's exit would end the event loop
+                return await answer
+
+        task = self._loop.create_task(given())
+        try:
+            await asyncio.wait({task}, timeout=_AT_ONCE_SECONDS)
+            if not task.done() and request.call_id not in self.open:
+                ask = partial(stored_consents.ask, self._memory, request, step_id)
+                self.open[request.call_id] = await in_thread(ask)
+            return await task
+        finally:
+            task.cancel()
 
     def _read(self, answer: object) -> bool | None:
         """Return what an answer says; one that says nothing clear is a no, and is reported."""

@@ -86,19 +86,25 @@ def ran(folder: Path) -> list[str]:
     return (folder / "ran.txt").read_text(encoding="utf-8").split()
 
 
-def wait_for_consent(folder: str, session: AgentSession) -> None:
+async def slow_consent(request: ToolRequest) -> bool:
+    """Ask somebody who is away."""
+    if request.tool == "pay":
+        await asyncio.Event().wait()
+    return True
+
+
+def wait_for_consent(folder: str, session: AgentSession, consent: Any) -> None:
     """What a process does that is killed while it waits."""
     path = Path(folder)
     with StepMemory(path / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
-        asyncio.run(runner(memory, path).run(session, "Pay my bill."))
+        asyncio.run(runner(memory, path, consent).run(session, "Pay my bill."))
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Path:
+@pytest.fixture(params=[None, slow_consent], ids=["nobody asked", "somebody asked"])
+def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """The folder of a run that was killed while it waited for consent."""
-    child = multiprocessing.get_context("spawn").Process(
-        target=wait_for_consent, args=(str(tmp_path), AgentSession("chat", "ann"))
-    )
+    args = (str(tmp_path), AgentSession("chat", "ann"), request.param)
+    child = multiprocessing.get_context("spawn").Process(target=wait_for_consent, args=args)
     child.start()
     with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
         give_up = time.monotonic() + PATIENCE_SECONDS
