@@ -26,7 +26,7 @@ from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.running.hooks import DENIED, Consents, HookCaller, RunInfo
 from hybridagi_steps.running.limits import Meter, StepRunnerConfig, ToolRequest
-from hybridagi_steps.running.session_writer import SessionWriter
+from hybridagi_steps.running.session_writer import LOST, SessionWriter
 from hybridagi_steps.running.stopping import RunStopped, Stop, Threads
 from hybridagi_steps.running.stored_consents import ConsentRules, settle
 from hybridagi_steps.running.streaming import EventStream, Piece
@@ -85,7 +85,7 @@ class ActiveRun:
         self.consent = inherited if config.consent is None else config.consent
         """Who says whether its tools may run; an agent inside another one is no way round it."""
         self.consents = Consents(
-            line.memory,
+            line,
             self.consent,
             config.consent_timeout_seconds,
             self.events,
@@ -188,8 +188,8 @@ class ActiveRun:
         `question` is whether it might run; nobody may say yes to that any more.
         """
         try:
-            settle(self.line.memory, self.request(call, call.arguments), call.step_id, question)
-        except SequenceConflictError as error:
+            settle(self.line, self.request(call, call.arguments), call.step_id, question)
+        except LOST as error:
             raise self._lost(error) from error
         inputs = {"purpose": call.name, "tool": call.name, "arguments": call.arguments}
         self.add_step(AgentStepType.Action, inputs, {"result": text}, "ok", call.step_id)

@@ -22,13 +22,13 @@ from typing import Any
 from uuid import UUID
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError, StorageError
-from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.errors import InvalidSettingError, StorageError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running import stored_consents
 from hybridagi_steps.running.limits import Consent, ToolRequest
+from hybridagi_steps.running.session_writer import LOST, SessionWriter
 from hybridagi_steps.running.stopping import ProgramExitError, RunVetoed, Stop, done_on, no_exit
 from hybridagi_steps.running.streaming import EventStream
 
@@ -184,14 +184,14 @@ class Consents:
         timeout_seconds: How long an answer is waited for.
         events: Takes the events that ask and deny.
         failed: Takes what the callable raised.
-        memory: Where a question that waits is stored, and its answer before the tool begins.
+        line: Where a question that waits is stored, and its answer before the tool begins.
         lost: Takes the conflict when another run has answered a question; returns what to raise.
         around: Whether runs around this one are denied a tool for good; may block.
     """
 
     def __init__(
         self,
-        memory: StepMemory,
+        line: SessionWriter,
         consent: Consent | None,
         timeout_seconds: float,
         events: EventStream,
@@ -199,7 +199,7 @@ class Consents:
         lost: Callable[[Exception], BaseException],
         around: Callable[[str], bool] | None,
     ) -> None:
-        self._memory, self._consent, self._timeout = memory, consent, timeout_seconds
+        self._line, self._consent, self._timeout = line, consent, timeout_seconds
         self._events, self._failed, self._lost, self._around = events, failed, lost, around
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._waiting: dict[str, asyncio.Future[bool]] = {}
@@ -242,10 +242,10 @@ class Consents:
         return allowed
 
     async def _answer(self, question: AgentStep, *, allowed: bool) -> None:
-        store = partial(stored_consents.answer, self._memory, question, allowed=allowed)
+        store = partial(stored_consents.answer, self._line, question, allowed=allowed)
         try:
             await in_thread(store)
-        except SequenceConflictError as error:
+        except LOST as error:
             raise await in_thread(partial(self._lost, error)) from error
 
     async def _waited(
@@ -255,7 +255,7 @@ class Consents:
         allowed = False
         try:
             if (question := self.open.pop(request.call_id, None)) is None:
-                ask = partial(stored_consents.ask, self._memory, request, step_id)
+                ask = partial(stored_consents.ask, self._line, request, step_id)
                 question = await in_thread(ask)
             try:
                 allowed = await waiting
@@ -333,7 +333,7 @@ class Consents:
         try:
             await asyncio.wait({task}, timeout=_AT_ONCE_SECONDS)
             if not task.done() and request.call_id not in self.open:
-                ask = partial(stored_consents.ask, self._memory, request, step_id)
+                ask = partial(stored_consents.ask, self._line, request, step_id)
                 self.open[request.call_id] = await in_thread(ask)
             return await task
         finally:

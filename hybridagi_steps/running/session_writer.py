@@ -21,7 +21,7 @@ from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.sessions.lines import History, history_of, look_at, only_user
 
 _log = logging.getLogger("hybridagi_steps")
-_LOST = (SequenceConflictError, UnknownSessionError)
+LOST = (SequenceConflictError, UnknownSessionError)
 _MOST_KEPT = 50
 """AgentSteps that wait for a message; a long program without tools stores them in between."""
 
@@ -157,13 +157,23 @@ class SessionWriter:
                     raise self.lost
                 stored = self._write(messages, steps)
             except BaseException as error:
-                if isinstance(error, _LOST):
+                if isinstance(error, LOST):
                     self.lost = error
                 with self._lock:
                     self._waiting = [*steps, *self._waiting]
                 raise
             self._store_prompts()
             return stored
+
+    def store(self, steps: Sequence[AgentStep]) -> None:
+        """Store AgentSteps by themselves, wherever the line ends by now.
+
+        Raises:
+            UnknownSessionError: The line is gone: it was erased.
+        """
+        if self.branch_id is None:
+            raise UnknownSessionError(self.session_id)
+        self.repository.commit_now(self.session_id, [], steps, branch_id=self.branch_id)
 
     def rescue(self) -> list[Exception]:
         """Store AgentSteps that a refused commit left, each by itself; return what is refused.
@@ -174,10 +184,8 @@ class SessionWriter:
         refused: list[Exception] = []
         for step in self._take():
             try:
-                if self.branch_id is None:
-                    raise UnknownSessionError(self.session_id)
-                self.repository.commit_now(self.session_id, [], [step], branch_id=self.branch_id)
-            except _LOST as error:
+                self.store([step])
+            except LOST as error:
                 self.lost = self.lost or error
                 break
             except Exception as error:

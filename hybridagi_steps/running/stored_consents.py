@@ -25,6 +25,7 @@ from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.provenance import SOURCE, source_of
 from hybridagi_steps.records.store_values import DENIALS, REVOKED, RULES, denial_id, tool_id
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
+from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.stores.hygiene import PINNED
 
 QUESTIONS = "consent"
@@ -153,18 +154,18 @@ def check_answer(allowed: object) -> None:
         raise InvalidSettingError(f"consent is True or False, not {allowed!r:.80}.")
 
 
-def ask(memory: StepMemory, request: ToolRequest, step_id: UUID) -> AgentStep:
+def ask(line: SessionWriter, request: ToolRequest, step_id: UUID) -> AgentStep:
     """Store that a tool call waits for consent; may block.
 
     It is found by the AgentStep that will tell the call: providers use ids of calls again.
     """
     question = _question(request, step_id)
-    memory.add(question)
+    line.store([question])
     return question
 
 
 def settle(
-    memory: StepMemory, request: ToolRequest, step_id: UUID, question: AgentStep | None
+    line: SessionWriter, request: ToolRequest, step_id: UUID, question: AgentStep | None
 ) -> None:
     """Store that nobody may allow a call any more, since its result is about to be told.
 
@@ -172,12 +173,12 @@ def settle(
         SequenceConflictError: Somebody has allowed it since its question was read.
     """
     if question is None:
-        answer(memory, _question(request, step_id), allowed=False, stored=False)
+        answer(line, _question(request, step_id), allowed=False, stored=False)
     elif answered(question) is None:
-        answer(memory, question, allowed=False)
+        answer(line, question, allowed=False)
 
 
-def answer(memory: StepMemory, question: AgentStep, *, allowed: bool, stored: bool = True) -> None:
+def answer(line: SessionWriter, question: AgentStep, *, allowed: bool, stored: bool = True) -> None:
     """Store the answer to a question, before its tool begins; may block.
 
     Of several processes that answer about one call one does: the answer is a step whose id follows
@@ -185,19 +186,18 @@ def answer(memory: StepMemory, question: AgentStep, *, allowed: bool, stored: bo
 
     Raises:
         SequenceConflictError: Somebody else has answered it.
+        UnknownSessionError: The session was erased meanwhile, and the question with it.
     """
     said = {"outputs": {"choice": _ALLOW if allowed else _DENY}, "status": "ok"}
     settled = question.model_copy(update=said)
     own = settled.model_copy(update={"id": _answer_ids(question)[0], "metadata": {}})
     try:
-        memory.add([own] if stored else [own, settled])
+        line.store([own] if stored else [own, settled])
     except DuplicateStepError as error:
         raise SequenceConflictError(
             f"session {question.session_id!r}: another run has answered whether {question.tool} "
             "may run, and has taken the turn up; read the session again."
         ) from error
-    if stored:
-        memory.update(settled)
 
 
 def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
@@ -206,7 +206,6 @@ def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
     found = memory.find(where, limit=_MOST, newest_first=True).steps
     own = [step for step in reversed(found) if source_of(step.metadata) is None]
     asked = [step for step in own if _STEP in (step.metadata or {})]
-    # A kill may come between an answer and its note in the question.
     ids = [each for step in asked for each in _answer_ids(step)]
     known = {step.id: step.outputs for step in memory.get_steps(ids)}
     newest: dict[str, AgentStep] = {}

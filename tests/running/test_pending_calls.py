@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,9 +26,10 @@ from hybridagi_steps import AgentSession, ConsentRules, StepMemory, StepRunner, 
 from hybridagi_steps.errors import InvalidSettingError, NotAllowedError, UnknownSessionError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.records.event import StepEventType
-from hybridagi_steps.records.message import new_id
+from hybridagi_steps.records.message import MessageRole, Step, new_id
 from hybridagi_steps.running import stored_consents
 from hybridagi_steps.running.limits import ToolRequest
+from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.testing import ScriptedLM, request_text
 
 QA = "question -> answer"
@@ -55,9 +57,17 @@ def model(*, new_turns: bool = False) -> ScriptedLM:
 
 
 def runner(
-    memory: StepMemory, folder: Path, consent: Any = None, *, die: bool = False
+    memory: StepMemory,
+    folder: Path,
+    consent: Any = None,
+    *,
+    die: bool = False,
+    always: bool = False,
 ) -> StepRunner:
-    """An agent whose tools leave a line in a file each time they run; `die`: paying kills."""
+    """An agent whose tools leave a line in a file each time they run; `die`: paying kills.
+
+    Without a consent of its own somebody is asked about paying, or `always`.
+    """
 
     def ran(tool: str, what: str) -> str:
         with (folder / "ran.txt").open("a", encoding="utf-8") as file:
@@ -76,7 +86,7 @@ def runner(
         return paid
 
     def when_paying(request: ToolRequest) -> bool | None:
-        return None if request.tool == "pay" else True
+        return None if always or request.tool == "pay" else True
 
     config = StepRunnerConfig(consent=consent or when_paying)
     return StepRunner(dspy.ReAct(QA, tools=[look, pay]), memory, config=config)
@@ -373,7 +383,9 @@ def test_a_result_may_be_told_again_after_a_kill_between(killed: Path, answered:
             memory.delete(str(question.id))
         request = ToolRequest("run", "chat", waits.call_id, "pay", waits.arguments, "ann")
         call = UUID(str((question.metadata or {})["call_step_id"]))
-        stored_consents.settle(memory, request, call, question if answered else None)
+        line = SessionWriter(memory, "chat")
+        line.find_end()
+        stored_consents.settle(line, request, call, question if answered else None)
         [left] = asyncio.run(agent.pending("chat"))
         assert left.waits_for == "result"
         asyncio.run(collected(agent.resume("chat", results={waits.call_id: "payed by cheque"})))
@@ -431,11 +443,51 @@ def test_an_answer_speaks_for_one_call_of_those_with_one_id(memory: StepMemory) 
     check_openai([step.to_message_dict() for step in messages(memory, "chat")])
 
 
+ERASING: list[Callable[[StepMemory], object]] = [
+    lambda memory: memory.purge({"session_id": "chat"}),
+    lambda memory: memory.purge({"user_id": "ann"}),
+    StepMemory.clear,
+]
+
+
+@pytest.mark.parametrize("erase", ERASING, ids=["session", "user", "all"])
+@pytest.mark.parametrize("slow", [False, True])
+def test_an_answer_after_an_erasure_stores_nothing_and_runs_nothing(
+    tmp_path: Path, erase: Callable[[StepMemory], object], slow: bool
+) -> None:
+    """What was erased while somebody was asked does not come back with the answer."""
+
+    async def erased() -> str:
+        answered, kind = asyncio.Event(), None
+
+        async def consent(request: ToolRequest) -> bool:
+            await answered.wait()
+            return True
+
+        agent = runner(memory, tmp_path, consent if slow else None, always=True)
+        async for event in agent.run_stream(AgentSession("chat", "ann"), "Look at my bill."):
+            kind = event.type.value
+            if event.type is StepEventType.TOOL_AUTH_REQUIRED:
+                while not memory.find({"scope": "consent"}).steps:
+                    await asyncio.sleep(0.01)
+                erase(memory)
+                answered.set()
+                await agent.answer_consent(event.run_id, (event.data or {})["call_id"], True)
+        return str(kind)
+
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
+        assert asyncio.run(erased()) == "run_failed"
+        assert memory.find({"scope": "*"}).steps == []
+        assert not (tmp_path / "ran.txt").exists()
+
+
 def test_a_question_is_not_about_a_later_call_of_the_same_id(memory: StepMemory) -> None:
     """As a kill leaves it: the first call waits, the second one's tool has begun."""
     waits = Till(memory, "pay")
     old = ToolRequest("old", "chat", "call_0", "pay", {})
-    stored_consents.ask(memory, old, new_id())
+    line = SessionWriter(memory, "chat")
+    line.commit(Step(session_id="chat", role=MessageRole.SYSTEM, content="Pay.", sequence=1))
+    stored_consents.ask(line, old, new_id())
     cut_off = Till(memory, "pay", answer=True)
 
     async def second() -> list[str]:
