@@ -25,6 +25,8 @@ class State(TypedDict):
     """[text, run id, session id] by step id."""
     maybe: dict[str, list[Any]]
     """Steps that nobody needs any more: gone or still there, but never altered."""
+    pinned: list[str]
+    """Steps that `forget` leaves."""
     scores: dict[str, float]
     sessions: dict[str, list[str]]
     maybe_sessions: list[str]
@@ -40,6 +42,7 @@ class Actual(TypedDict):
 
     steps: dict[str, str]
     """Texts by step id."""
+    pinned: list[str]
     scores: dict[str, float | None]
     sessions: dict[str, list[list[Any]]]
     """[sequence, content] of each message."""
@@ -69,6 +72,7 @@ def empty() -> State:
     return {
         "steps": {},
         "maybe": {},
+        "pinned": [],
         "scores": {},
         "sessions": {},
         "maybe_sessions": [],
@@ -113,6 +117,7 @@ def applied(state: State, operation: Operation) -> State:
     new: State = {
         "steps": dict(state["steps"]),
         "maybe": dict(state["maybe"]),
+        "pinned": list(state["pinned"]),
         "scores": dict(state["scores"]),
         "sessions": dict(state["sessions"]),
         "maybe_sessions": list(state["maybe_sessions"]),
@@ -141,6 +146,18 @@ def _store(state: State, operation: Operation) -> None:
     for step_id, text, run in operation["steps"]:
         state["maybe"].pop(step_id, None)
         state["steps"][step_id] = [text, run, None]
+    new = {step_id for step_id, _, _ in operation["steps"]}
+    state["pinned"] = [name for name in state["pinned"] if name not in new]
+
+
+def _pin(state: State, operation: Operation) -> None:
+    state["pinned"] += operation["ids"]
+
+
+def _forget(state: State, operation: Operation) -> None:
+    for name, (_, run, _) in list(state["steps"].items()):
+        if run == operation["run"] and name not in state["pinned"]:
+            del state["steps"][name]
 
 
 def _delete(state: State, operation: Operation) -> None:
@@ -209,12 +226,14 @@ _EFFECTS = {
     "delete": _delete,
     "clear": _clear,
     "score": _score,
+    "pin": _pin,
+    "forget": _forget,
     "purge_run": _purge_run,
     "purge_session": _purge_session,
     **dict.fromkeys(("append", "commit", "save_step", "save_batch"), _commit),
     **dict.fromkeys(("retry", "delete_steps"), _cut),
     "fork": _fork,
-    **dict.fromkeys(("vacuum", "flush", "reembed", "search", "nothing"), _nothing),
+    **dict.fromkeys(("consolidate", "vacuum", "flush", "reembed", "search", "nothing"), _nothing),
 }
 
 
@@ -243,6 +262,8 @@ def _of_steps(state: State, actual: Actual) -> Iterable[Difference]:
             yield Difference("lost", step_id, "an acknowledged step is not there")
         elif read[step_id] != text:
             yield Difference("silently_changed", step_id, _changed(text, read[step_id]))
+        elif (step_id in state["pinned"]) != (step_id in actual["pinned"]):
+            yield Difference("silently_changed", step_id, "it is pinned and was not, or it was")
     for step_id in read.keys() - state["steps"].keys():
         if step_id not in state["maybe"]:
             yield Difference("half_written", step_id, "a step that should not be there")

@@ -29,7 +29,8 @@ from .processes import shown
 EVERY = (
     *("add", "batch", "update", "delete", "score", "import", "vacuum"),
     *("append", "commit", "save_step", "save_batch", "fork", "retry", "delete_steps"),
-    *("keep_prompts", "purge_run", "purge_session", "flush", "search", "reembed", "clear"),
+    *("pin", "forget", "consolidate", "keep_prompts"),
+    *("purge_run", "purge_session", "flush", "search", "reembed", "clear"),
 )
 ALONE = ("clear", "reembed")
 """What other writers of a namespace would not survive: for lanes that have one of their own."""
@@ -83,7 +84,9 @@ class Lane:
             "fork": self._fork,
             "retry": self._retry,
             "delete_steps": self._delete_steps,
-            "purge_run": self._purge_run,
+            "pin": lambda: {"do": "pin", "ids": ids} if (ids := self._some()) else None,
+            "forget": lambda: self._of_a_run("forget"),
+            "purge_run": lambda: self._of_a_run("purge_run"),
             "purge_session": self._purge_session,
         }
         return makers[name]() if name in makers else {"do": name}
@@ -171,9 +174,9 @@ class Lane:
             return None
         return {"do": "delete_steps", "session": place[0], "last": place[1]}
 
-    def _purge_run(self) -> Operation | None:
+    def _of_a_run(self, kind: str) -> Operation | None:
         own = self._some()
-        return {"do": "purge_run", "run": self.state["steps"][own[0]][1]} if own else None
+        return {"do": kind, "run": self.state["steps"][own[0]][1]} if own else None
 
     def _purge_session(self) -> Operation | None:
         known = list(self.state["sessions"])
@@ -227,6 +230,12 @@ class Writer:
             memory.delete(operation["ids"])
         elif kind == "score":
             memory.score(operation["run"], operation["value"])
+        elif kind == "pin":
+            memory.pin(operation["ids"])
+        elif kind == "forget":
+            memory.forget({"run_id": operation["run"]})
+        elif kind == "consolidate":
+            memory.consolidate(least=2, dry_run=False)
         elif kind == "purge_run":
             memory.purge({"run_id": operation["run"]})
         elif kind == "purge_session":
@@ -301,11 +310,14 @@ def _call(contents: Sequence[str]) -> list[dict[str, Any]]:
 
 def read(memory: StepMemory, lanes: Sequence[str]) -> dict[str, Actual]:
     """Return what each lane of a memory holds, by all ways that lead to it."""
-    found: dict[str, Actual] = {name: {"steps": {}, "scores": {}, "sessions": {}} for name in lanes}
+    found: dict[str, Actual] = {
+        name: {"steps": {}, "pinned": [], "scores": {}, "sessions": {}} for name in lanes
+    }
     for step in memory.iter_steps():
         name = str(step.id).partition(".")[0]
         if name in found:
             found[name]["steps"][str(step.id)] = str((step.outputs or {}).get("text"))
+            found[name]["pinned"] += [str(step.id)] if (step.metadata or {}).get("pinned") else []
     for run in memory.runs(limit=10**9):
         name = run.run_id.partition(".")[0]
         if name in found:

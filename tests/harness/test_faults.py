@@ -164,6 +164,7 @@ def test_an_operation_that_was_cut_short_may_be_there_or_not_but_not_half() -> N
 
     def found(**steps: str) -> list[str]:
         actual: expected.Actual = {
+            "pinned": [],
             "steps": {f"a.{name[1:]}": text for name, text in steps.items()},
             "scores": {},
             "sessions": {},
