@@ -45,6 +45,7 @@ from hybridagi_steps.optimize.with_experience import LearnedProgram
 from hybridagi_steps.recording.recorded_program import checked_program
 from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID
 from hybridagi_steps.recording.trials import example_key, read_score
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.validation import Where, whole_number
 
@@ -94,7 +95,8 @@ class BootstrapFromMemory(Teleprompter):
             raise InvalidMemoryError(memory, "find()", "get_steps()", "run_steps()")
         self.memory, self.max_demos = memory, whole_number("max_demos", max_demos, 1)
         self.exclude = exclusions(exclude)
-        self.where, self.min_score = narrowed(where, ()), min_score
+        self.where = narrowed(where, ())
+        self.min_score = StepFilter(min_score=min_score).min_score
         if metric is not None and not callable(metric):
             raise InvalidSettingError(f"metric is a function, or None, not {metric!r:.80}.")
         self.metric, self.seed = metric, seed

@@ -228,6 +228,10 @@ class WithExperience(LearnedProgram):
 
     @contextmanager
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Generator[None]:
+        around: OutermostCall | None = dspy.settings.get(_CALL)
+        if around is not None and around.experience is self.experience:  # a part of that program
+            yield
+            return
         receipt, inputs = Receipt(), None
         if self._is_outermost():
             inputs = module_arguments(unwrapped(self), {"args": args, "kwargs": kwargs})
@@ -267,7 +271,12 @@ class KNNSteps(Teleprompter):
 
 
 def _experienced(program: dspy.Module, experience: Experience) -> dspy.Module:
-    """Give each plain predictor of a program experience, and say which ones are left alone."""
+    """Give each plain predictor of a program experience, and say which ones are left alone.
+
+    A part that has experience of its own gets this one, as a program that is given once more does.
+    """
+    for _, part in program.named_sub_modules(WithExperience):
+        cast("WithExperience", part).experience = experience
     others: list[str] = []
     for name, predict in program.named_sub_modules(dspy.Predict):
         if type(predict) in (dspy.Predict, ExperiencedPredict):

@@ -161,6 +161,9 @@ def test_bad_input_is_refused(memory: hs.StepMemory) -> None:
         hs.BootstrapFromMemory(memory, group="task")
     with pytest.raises(InvalidFilterError, match="colour"):
         hs.BootstrapFromMemory(memory, where={"colour": "red"})
+    for score in (float("nan"), "good", True):
+        with pytest.raises(InvalidFilterError, match="min_score"):
+            hs.BootstrapFromMemory(memory, min_score=score)
     with pytest.raises(InvalidMemoryError):
         hs.BootstrapFromMemory("steps.db")
     with pytest.raises(InvalidSettingError, match="BootstrapFromMemory takes"):

@@ -475,6 +475,25 @@ class TestScopes:
         assert [len(request.messages) for request in lm.requests] == [1] * 4
         assert "outermost" in caplog.text
 
+    def test_a_part_with_experience_of_its_own_recalls_what_the_whole_does(
+        self, memory: hs.StepMemory, lm: ScriptedLM
+    ) -> None:
+        class Outer(dspy.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.desk = experienced(None)
+
+            def forward(self, question: str) -> Any:
+                return self.desk(question=f"polite {question}")
+
+        whole = hs.WithExperience(Outer(), memory, 1, group="inputs", on_error="raise")
+        whole(question=WORK["seat"])
+        assert len(whole.last_recall()) == 2
+        with hs.record(memory, scope="mine"):
+            whole(question=WORK["seat"])
+        assert len(whole.last_recall()) == 2
+        assert WORK["seat"] not in str(lm.requests[-1].messages[:-1]), "it is the group's own"
+
     def test_a_group_that_raises_sees_nothing(self, memory: hs.StepMemory, lm: ScriptedLM) -> None:
         self.evaluate(experienced(memory, group=lambda inputs: inputs["no such field"]))
         assert [len(request.messages) for request in lm.requests] == [1] * 4
