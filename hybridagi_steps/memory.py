@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
+from hybridagi_steps.embedders.resolution import AUTO, EmbedderBinding
 from hybridagi_steps.erasure import erase, erase_all
 from hybridagi_steps.errors import (
     InvalidFilterError,
@@ -38,7 +39,6 @@ from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
-from hybridagi_steps.search.embedder_binding import AUTO, EmbedderBinding
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors

@@ -25,22 +25,23 @@ from hybridagi_steps.search.forward_index import (
     Counts,
     ForwardIndex,
     Slots,
-    Spelling,
     TermSlots,
     Words,
     changing,
     slot_counts,
 )
+from hybridagi_steps.search.index_cache import CacheFile
 from hybridagi_steps.search.posting_blocks import (
     FURTHER,
     NEWEST,
     Best,
     BlockSums,
     Found,
+    Posting,
     PostingBlocks,
-    newest_found,
 )
 from hybridagi_steps.search.vector_rows import standing_among
+from hybridagi_steps.search.vocabulary import Vocabulary
 
 FEW = 256
 """Documents whose words are counted one by one rather than looked for in postings."""
@@ -58,7 +59,6 @@ _ROUNDING = 1e-5
 _ONE = np.int32(1)
 _AT_ONCE = 2**13
 _ADDED_AT_ONCE = 1_000
-_NO_BYTES = np.empty(0, np.uint8)
 """Documents whose words are held as texts at a time: they take some fifty times their numbers."""
 
 _Positions = npt.NDArray[np.int64]
@@ -93,14 +93,6 @@ class Statistics(NamedTuple):
 def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the weight of terms that so many of the documents hold; never negative."""
     return np.log1p((documents - holding + 0.5) / (holding + 0.5))
-
-
-class _Terms(dict[str, int]):
-    """The number of each term; one that is asked for by `[]` and new gets the next."""
-
-    def __missing__(self, term: str) -> int:
-        self[term] = number = len(self)
-        return number
 
 
 class ReadWords:
@@ -140,8 +132,7 @@ class LexicalIndex:
         """The same documents, in order, by position."""
         self.slots = TermSlots()
         self._blocks = PostingBlocks()
-        self._terms = _Terms()
-        self._spelled = _Spelling()
+        self.vocabulary = Vocabulary()
         self._holding = np.zeros(0, np.int32)
         self._rows = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.float32)
@@ -178,8 +169,7 @@ class LexicalIndex:
         parts = [part for each in added.values() for part in (each.words, each.further)]
         sizes = np.fromiter(map(len, parts), np.int64, len(parts)).reshape(-1, 2)
         lengths, window = sizes.sum(axis=1), sizes[:, 0]
-        number = self._terms.__getitem__  # gives words that are new the next numbers
-        ids = np.fromiter(map(number, chain.from_iterable(parts)), np.int64, int(lengths.sum()))
+        ids = self.vocabulary.number(chain.from_iterable(parts), int(lengths.sum()))
         self._count_in(ids, lengths)
         own_from = np.array([each.own_from for each in added.values()], np.int64)
         self.forward.extend(ids, lengths, np.minimum(own_from, window), window)
@@ -187,13 +177,14 @@ class LexicalIndex:
 
     def _count_in(self, ids: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
         """Count which terms documents hold, given their words and how many each has."""
-        if len(self._terms) > len(self._holding):
-            grown = np.zeros(len(self._terms) + len(self._terms) // 8 + 64, np.int32)
+        if (terms := len(self.vocabulary)) > len(self._holding):
+            grown = np.zeros(terms + terms // 8 + 64, np.int32)
             grown[: len(self._holding)] = self._holding
             self._holding = grown
         held = (ids << 32) | np.repeat(np.arange(len(lengths)), lengths)
         held.sort()
         np.add.at(self._holding, held[changing(held)] >> 32, _ONE)
+        self.vocabulary.shrink(self._holding, self._documents)
 
     def _take_in(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> None:
         end = self._size + len(rows)
@@ -220,8 +211,8 @@ class LexicalIndex:
 
     def statistics(self, terms: Iterable[str]) -> Statistics:
         """Return what the weights of `terms` depend on, counting live documents only."""
-        numbers = {term: self._terms.get(term) for term in terms}
-        found = {t: 0 if n is None else int(self._holding[n]) for t, n in numbers.items()}
+        numbers = {term: self.vocabulary.find(term) for term in terms}
+        found = {t: 0 if n < 0 else int(self._holding[n]) for t, n in numbers.items()}
         return Statistics(self._documents, self.average_length, found)
 
     def match(self, terms: Iterable[str], statistics: Statistics | None = None) -> Match:
@@ -239,7 +230,7 @@ class LexicalIndex:
     def read(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> ReadWords:
         """Return the words of documents, and what of distinct terms is among them."""
         words, in_window = self.forward.all_words(positions)
-        slots = self.slots.of(words, terms, self.vocabulary)
+        slots = self.slots.of(words, terms, len(self.vocabulary))
         return ReadWords(words, in_window, slots, len(terms))
 
     def counts(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> Counts:
@@ -254,7 +245,7 @@ class LexicalIndex:
         yield from self._blocks.find(terms, average)
         if (first := self._blocks.end) < self._size:
             newest = np.arange(first, self._size)
-            yield newest_found(slice(first, self._size), self.counts(newest, terms))
+            yield _newest_found(slice(first, self._size), self.counts(newest, terms))
 
     def lengths(self, positions: _Positions | slice) -> npt.NDArray[np.float32]:
         """Return how many words documents have."""
@@ -266,7 +257,7 @@ class LexicalIndex:
 
     def numbers(self, terms: Iterable[str]) -> npt.NDArray[np.int64]:
         """Return the number of each term, -1 for those that no document holds."""
-        return np.array([self._terms.get(term, -1) for term in terms], np.int64)
+        return np.array([self.vocabulary.find(term) for term in terms], np.int64)
 
     @property
     def average_length(self) -> float:
@@ -309,16 +300,6 @@ class LexicalIndex:
                 )
         return counts, lengths
 
-    @property
-    def vocabulary(self) -> int:
-        """How many term numbers there are."""
-        return len(self._terms)
-
-    def spelling(self) -> Spelling:
-        """Return all terms as one UTF-8 text, and behind which byte of it each ends."""
-        self._spelled.follow(self._terms)
-        return self._spelled.text, self._spelled.ends
-
     def merge(self) -> None:
         """Drop removed documents, and words that none holds any more; give all a block."""
         if self._documents < self._size:
@@ -329,11 +310,10 @@ class LexicalIndex:
         self._blocks.follow(self.forward, self._lengths[: self._size], self.average_length)
 
     def _drop_removed(self) -> None:
-        live, used = self._live[: self._size], self._holding[: len(self._terms)] > 0
+        live, used = self._live[: self._size], self._holding[: len(self.vocabulary)] > 0
         renumbered = np.cumsum(used) - 1
-        names = [term for term, kept in zip(self._terms, used.tolist(), strict=True) if kept]
-        self._terms = _Terms(zip(names, range(len(names)), strict=True))
-        self._holding, self._spelled = self._holding[: len(used)][used], _Spelling()
+        self.vocabulary.keep(used)
+        self._holding = self._holding[: len(used)][used]
         self.forward.renumber(live, renumbered)
         self._rows = self._rows[: self._size][live]
         self._lengths = self._lengths[: self._size][live]
@@ -345,12 +325,11 @@ class LexicalIndex:
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the whole index as flat arrays, merged."""
         self.merge()
-        words = "\n".join(self._terms).encode()
         return {
-            "terms": np.frombuffer(words, np.uint8),
-            "holding": self._holding[: len(self._terms)],
+            "holding": self._holding[: len(self.vocabulary)],
             "rows": self._rows[: self._size],
             "lengths": self._lengths[: self._size],
+            **{f"term_{name}": array for name, array in self.vocabulary.to_arrays().items()},
             **{f"forward_{name}": array for name, array in self.forward.to_arrays().items()},
             **{f"block_{name}": array for name, array in self._blocks.to_arrays().items()},
         }
@@ -359,10 +338,7 @@ class LexicalIndex:
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> LexicalIndex:
         """Return the index that `to_arrays` described."""
         index = cls()
-        words = arrays["terms"].tobytes().decode()
-        names = words.split("\n") if words else []
-        index._terms = _Terms(zip(names, range(len(names)), strict=True))
-        index._spelled = _Spelling(arrays["terms"])
+        index.vocabulary = Vocabulary(_part("term_", arrays))
         index._holding = arrays["holding"].copy()
         index._rows, index._lengths = arrays["rows"], arrays["lengths"]
         index.forward = ForwardIndex.from_arrays(_part("forward_", arrays))
@@ -405,31 +381,24 @@ class LexicalIndex:
             setattr(self, name, grown)
 
 
+def _newest_found(span: slice, counts: Counts) -> Found:
+    """Return what documents without a block have, given how often; -1: not at all."""
+    held = [np.flatnonzero(each >= 0) for each in counts.T]
+    postings = [
+        Posting(places.astype(np.uint16), each[places])
+        for places, each in zip(held, counts.T, strict=True)
+    ]
+    return Found(span, postings, np.array([(K1 + 1) * bool(len(places)) for places in held]))
+
+
 def _ascend(rows: Rows) -> bool:
     return bool((rows[1:] > rows[:-1]).all())
 
 
-def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+    if isinstance(arrays, CacheFile):
+        return arrays.part(prefix)
     return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
-
-
-class _Spelling:
-    """The bytes of all terms side by side, kept as terms are added; at first those of lines."""
-
-    def __init__(self, lines: npt.NDArray[np.uint8] = _NO_BYTES) -> None:
-        (breaks,) = (lines == ord("\n")).nonzero()
-        self.text = lines[lines != ord("\n")]
-        ends = np.append(breaks, len(lines))[: len(lines)]  # without lines there is no last one
-        self.ends = ends - np.arange(len(ends))
-
-    def follow(self, terms: dict[str, int]) -> None:
-        fresh = [*islice(reversed(terms), len(terms) - len(self.ends))]
-        if not fresh:
-            return
-        spelled = [term.encode("utf-8", "replace") for term in reversed(fresh)]
-        ends = len(self.text) + np.cumsum([len(term) for term in spelled])
-        self.text = np.concatenate((self.text, np.frombuffer(b"".join(spelled), np.uint8)))
-        self.ends = np.concatenate((self.ends, ends))
 
 
 class Match:

@@ -15,13 +15,14 @@ their frequencies are nowhere kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import distinct
+from hybridagi_steps.search.index_cache import PagedArray, unread
 
 Places = npt.NDArray[np.int64]
 """Positions of documents."""
@@ -31,13 +32,9 @@ Scores = npt.NDArray[np.float64]
 """One score per document."""
 Slots = npt.NDArray[np.int32]
 """Of each word, which of the terms asked for it is; -1: none."""
-Spelling = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
-"""All terms as one UTF-8 text, and behind which byte of it each ends."""
 
 K1, B = 1.5, 0.75
 """Term saturation and length normalisation of BM25, the usual constants."""
-PIECE = 4
-"""Bytes of a piece of a word: letters, in ASCII."""
 AT_ONCE = 2**15
 """Documents whose words are looked at in one go."""
 
@@ -46,8 +43,6 @@ _LARGEST = np.iinfo(np.uint16).max
 _DIRECT = 0xE000
 """Numbers below it are one unit; of larger ones this plus the high bits, then the low bits."""
 _LOW_BITS = 15
-_HASH_BITS = 15
-_HASHES = 2**_HASH_BITS
 
 
 class Words(NamedTuple):
@@ -73,6 +68,7 @@ class ForwardIndex:
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.empty(0, kind) for name, kind in _KINDS.items()
         }
+        self._unread: PagedArray | None = None
         self._size = 0
         self.own_words = 0
         """Own words of all documents together."""
@@ -127,14 +123,17 @@ class ForwardIndex:
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the index as flat arrays."""
+        self._read_all()
         used = dict.fromkeys(_KINDS, self._size) | {"units": self._end()}
-        return {name: column[: used[name]] for name, column in self._columns.items()}
+        arrays = {name: column[: used[name]] for name, column in self._columns.items()}
+        return arrays | {"units": arrays["units"][:, None]}  # a file reads small pages of a matrix
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ForwardIndex:
-        """Return the index that `to_arrays` described."""
+        """Return the index that `to_arrays` described; of a file words are read when asked for."""
         index = cls()
-        index._columns = {name: arrays[name] for name in _KINDS}
+        units, index._unread = unread(arrays, "units")
+        index._columns = {n: arrays[n] if n != "units" else units.reshape(-1) for n in _KINDS}
         index._size = len(arrays["ends"])
         window, before = (arrays[name].sum(dtype=np.int64) for name in ("window", "own_from"))
         index.own_words = int(window - before)
@@ -144,6 +143,8 @@ class ForwardIndex:
         """Write values behind what a column has, in a larger one where there is no room."""
         column, need = self._columns[name], at + len(values)
         if need > len(column) or not column.flags.writeable:
+            if name == "units":
+                self._read_all()
             column = np.empty(max(need, at + at // 8, 1024), column.dtype)
             column[:at] = self._columns[name][:at]
             self._columns[name] = column
@@ -159,6 +160,8 @@ class ForwardIndex:
         stops = self._of_each("ends", positions)
         starts = np.where(positions > 0, self._of_each("ends", positions - 1), 0)
         lengths = np.where(positions >= 0, stops - starts, 0)
+        if self._unread is not None:
+            self._unread.need(starts, starts + lengths)
         document = np.repeat(np.arange(len(positions)), lengths)
         places = np.arange(len(document)) + (starts - np.cumsum(lengths) + lengths)[document]
         ids = self._columns["units"][places].astype(np.uint32)
@@ -168,6 +171,11 @@ class ForwardIndex:
             lengths = lengths - np.bincount(document[high], minlength=len(positions))
             ids, document = np.delete(ids, high + 1), np.delete(document, high + 1)
         return Words(ids, document, lengths)
+
+    def _read_all(self) -> None:
+        if self._unread is not None:
+            self._unread.need(np.array([0]), np.array([len(self._unread)]))
+            self._unread = None
 
     def _end(self) -> int:
         return int(self._columns["ends"][self._size - 1]) if self._size else 0
@@ -243,7 +251,7 @@ def slot_counts(words: Words, slots: Slots, found: npt.NDArray[np.intp], width: 
         found: The places of the words that are one, and count.
         width: How many terms there are.
     """
-    return _table(words.document[found], slots[found], len(words.lengths), width)
+    return counted(words.document[found], slots[found], len(words.lengths), width)
 
 
 def phrase_counts(words: Words, slots: Slots, asked: Slots) -> Counts:
@@ -261,62 +269,12 @@ def phrase_counts(words: Words, slots: Slots, asked: Slots) -> Counts:
         begins, slot = begins[found], slot[found]
     else:
         begins, slot = begins[:0], slot[:0]
-    return _table(words.document[begins], slot, len(words.lengths), len(pairs))
+    return counted(words.document[begins], slot, len(words.lengths), len(pairs))
 
 
-def piece_counts(
-    words: Words, terms: Sequence[str], spelling: Spelling, slots: TermSlots
-) -> Counts:
-    """Count the pieces that words share with `terms`; words shorter than a piece have none."""
-    sought = distinct(np.concatenate([_pieces(term.encode()) for term in ("", *terms)]))
-    if not len(sought) or not len(words.ids):
-        return np.zeros((len(words.lengths), len(sought)))
-    used = np.zeros(len(spelling[1]), np.bool_)
-    used[words.ids] = True
-    (used_ids,) = used.nonzero()
-    owner, piece = _found_pieces(spelling, used_ids, sought)
-    first = np.flatnonzero(np.diff(owner, prepend=-1))
-    having = slots.of(words, used_ids[owner[first]], len(spelling[1]))
-    (found,) = (having >= 0).nonzero()
-    of_word = having[found]
-    each = np.diff(first, append=len(owner))[of_word]
-    document = np.repeat(words.document[found], each)
-    place = np.repeat(first[of_word] - np.cumsum(each) + each, each) + np.arange(len(document))
-    return _table(document, piece[place], len(words.lengths), len(sought))
-
-
-def _found_pieces(
-    spelling: Spelling, terms: npt.NDArray[np.intp], sought: npt.NDArray[np.uint32]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return for each piece sought and found the place of the term that has it, and of itself."""
-    text, ends = spelling
-    starts = np.where(terms > 0, ends[terms - 1], 0)
-    pieces = np.maximum(ends[terms] - starts - (PIECE - 1), 0)
-    owner = np.repeat(np.arange(len(terms)), pieces)
-    at = np.arange(len(owner)) + (starts - (np.cumsum(pieces) - pieces))[owner]
-    # Every byte of the text with the three behind it.
-    codes = np.ndarray((max(len(text) - PIECE + 1, 0),), "<u4", text, 0, (1,))[at]
-    likely = np.zeros(_HASHES, np.bool_)
-    likely[_hashed(sought)] = True
-    (found,) = likely[_hashed(codes)].nonzero()
-    slot = np.minimum(np.searchsorted(sought, codes[found]), len(sought) - 1)
-    same = sought[slot] == codes[found]
-    return owner[found[same]], slot[same]
-
-
-def _hashed(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Return numbers below `_HASHES`, the same for the same code."""
-    return (codes * np.uint32(2_654_435_761)) >> np.uint32(32 - _HASH_BITS)
-
-
-def _pieces(word: bytes) -> npt.NDArray[np.uint32]:
-    """Return the pieces of one word as numbers."""
-    each = [int.from_bytes(word[n : n + PIECE], "little") for n in range(len(word) - PIECE + 1)]
-    return np.array(each, np.uint32)
-
-
-def _table(
+def counted(
     documents: npt.NDArray[np.intp], slots: npt.NDArray[Any], count: int, width: int
 ) -> Counts:
+    """Count pairs of a document and a thing asked for, shape (count, width)."""
     flat = np.bincount(documents * width + slots, minlength=count * width)
     return flat.reshape(count, width).astype(np.float64)

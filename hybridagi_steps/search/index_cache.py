@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -37,7 +36,6 @@ import numpy.typing as npt
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.errors import StorageError
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -165,22 +163,26 @@ class CacheFile(Mapping[str, Array]):
         }
         return found
 
-    def paged(self, name: str, made: Callable[[Array], Array]) -> PagedArray:
-        """Return a matrix of float32 of which nothing is read yet; `made` makes them of rows."""
+    def paged(self, name: str, made: Callable[[Array], Array] | None = None) -> PagedArray:
+        """Return an array of which nothing is read yet; `made` makes float32 of its rows."""
         return PagedArray(self._file, self._entries[name], made)
 
 
 class PagedArray:
-    """A matrix of a file, read page by page as its rows are asked for, with room to grow behind it.
+    """An array of a file, read page by page as its rows are asked for, with room to grow behind it.
 
     The memory is private to this process, and takes no more of it than what has been read.
     """
 
-    def __init__(self, file: _OpenFile, entry: _Entry, made: Callable[[Array], Array]) -> None:
+    def __init__(
+        self, file: _OpenFile, entry: _Entry, made: Callable[[Array], Array] | None
+    ) -> None:
         self._file, self._entry, self._made = file, entry, made
         self._missing = np.ones(len(entry.checksums), np.bool_)
+        self._missing_before = np.arange(len(entry.checksums) + 1)
         count, *rest = entry.shape
-        self.room: Array = _untouched((count + count // _ROOM, *rest), np.dtype(np.float32))
+        kind = entry.dtype if made is None else np.dtype(np.float32)
+        self.room: Array = _untouched((count + count // _ROOM, *rest), kind)
         """Rows of the file, and behind them those that nobody has written yet."""
 
     def __len__(self) -> int:
@@ -189,53 +191,51 @@ class PagedArray:
     @property
     def whole(self) -> bool:
         """Whether all has been read."""
-        return not self._missing.any()
+        return not self._missing_before[-1]
 
-    def need(self, rows: npt.NDArray[np.intp] | slice) -> None:
-        """Read what is not there yet of some rows; those behind the file's are skipped.
+    def need(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any]) -> None:
+        """Read what is not there yet of some spans of rows; rows behind the file's are skipped.
 
         Raises:
             DamagedCacheError: They are not what was written.
         """
-        per_page = self._entry.rows_per_page
-        if isinstance(rows, slice):
-            first, last = rows.start // per_page, -(-rows.stop // per_page)
-            pages = first + self._missing[first:last].nonzero()[0]
-        else:
-            asked = rows // per_page
-            asked = asked[asked < len(self._missing)]
-            pages = np.unique(asked[self._missing[asked]])
+        per_page, end = self._entry.rows_per_page, len(self._missing)
+        stops = np.minimum(stops, len(self))
+        first, behind = np.minimum(starts // per_page, end), np.minimum(-(-stops // per_page), end)
+        wanted = (self._missing_before[behind] > self._missing_before[first]) & (stops > starts)
+        if not wanted.any():
+            return
+        opened = np.bincount(first[wanted], minlength=end + 1)
+        closed = np.bincount(behind[wanted], minlength=end + 1)
+        (pages,) = ((np.cumsum(opened - closed)[:-1] > 0) & self._missing).nonzero()
         for start in range(0, len(pages), _PAGES_AT_ONCE):
             self._read(pages[start : start + _PAGES_AT_ONCE])
+        self._missing_before[1:] = np.cumsum(self._missing)
 
     def _read(self, pages: npt.NDArray[np.intp]) -> None:
         per_page = self._entry.rows_per_page
-        places = pages[:, None] * per_page + np.arange(per_page)
-        rows = places[places < len(self)]
-        values = np.empty((len(rows), *self._entry.shape[1:]), self._entry.dtype)
-        breaks = np.flatnonzero(np.diff(pages) != 1) + 1
-        for start, stop in pairwise([0, *breaks.tolist(), len(pages)]):
-            part = values[start * per_page : stop * per_page]
-            self._entry.read(self._file, _bytes(part), int(pages[start]))
-        self.room[rows] = self._made(values)
+        runs = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1)
+        bounds = [(int(run[0]) * per_page, (int(run[-1]) + 1) * per_page) for run in runs]
+        spans = [slice(first, min(behind, len(self))) for first, behind in bounds]
+        parts = [self.room[span] for span in spans]
+        if self._made is not None:
+            parts = [np.empty(part.shape, self._entry.dtype) for part in parts]
+        for span, part in zip(spans, parts, strict=True):
+            self._entry.read(self._file, _bytes(part), span.start // per_page)
+        if self._made is not None:
+            rows = np.concatenate([np.arange(s.start, s.stop) for s in spans])
+            self.room[rows] = self._made(np.concatenate(parts))
         self._missing[pages] = False
 
 
-def erase_cache(path: Path) -> None:
-    """Remove a cache file, or empty it where it cannot be removed."""
-    try:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            if path.exists():
-                os.truncate(path, 0)
-                _log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
-    except OSError as error:
-        raise StorageError(
-            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
-            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
-            "or call vacuum() once it can be written."
-        ) from error
+def unread(
+    arrays: Mapping[str, Array], name: str, made: Callable[[Array], Array] | None = None
+) -> tuple[Array, PagedArray | None]:
+    """Return an array, of a file one of which nothing is read yet, and what reads that."""
+    if isinstance(arrays, CacheFile):
+        paged = arrays.paged(name, made)
+        return paged.room, paged
+    return arrays[name], None
 
 
 def _plain(name: str, values: Array | bytes) -> Array:

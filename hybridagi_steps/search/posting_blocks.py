@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.search.forward_index import K1, B, Counts, ForwardIndex
+from hybridagi_steps.search.forward_index import K1, B, ForwardIndex
+from hybridagi_steps.search.index_cache import PagedArray, unread
 
 MOST_DOCUMENTS = 2**16
 """Documents of a block: a place in it takes two bytes."""
@@ -120,11 +121,25 @@ class PostingBlock:
     """The most that each term adds, in 255ths of what it could add if documents had no length."""
     positions: npt.NDArray[np.uint16]
     counts: npt.NDArray[Any]
+    unread: Sequence[PagedArray] = ()
+    """What reads `positions` and `counts` of a file, where theirs begin at `at`."""
+    at: int = 0
 
     @property
     def end(self) -> int:
         """The first position behind it."""
         return self.first + self.size
+
+    def need(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
+        """Have some of the postings read."""
+        for column in self.unread:
+            column.need(starts + self.at, stops + self.at)
+
+    def whole(self) -> PostingBlock:
+        """Return itself, with all postings read."""
+        self.need(np.array([0]), np.array([len(self.positions)]))
+        self.unread = ()
+        return self
 
     def find(self, terms: npt.NDArray[np.int64], average: float) -> Found:
         """Return what the block has of distinct terms, for an average length of documents."""
@@ -133,6 +148,7 @@ class PostingBlock:
         held = self.terms[place] == terms
         starts = self.starts[place].astype(np.int64)
         stops = np.where(held, self.starts[place + 1], starts)
+        self.need(starts, stops)
         postings = [
             Posting(self.positions[start:stop], self.counts[start:stop])
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
@@ -140,16 +156,6 @@ class PostingBlock:
         raised = self.most[place] * (max(1.0, average / self.average) / _STEPS)
         most = np.where(held, np.minimum(raised, 1.0) * (K1 + 1), 0.0)
         return Found(slice(self.first, self.end), postings, most)
-
-
-def newest_found(span: slice, counts: Counts) -> Found:
-    """Return what documents without a block have, given how often; -1: not at all."""
-    held = [np.flatnonzero(each >= 0) for each in counts.T]
-    postings = [
-        Posting(places.astype(np.uint16), each[places])
-        for places, each in zip(held, counts.T, strict=True)
-    ]
-    return Found(span, postings, np.array([(K1 + 1) * bool(len(places)) for places in held]))
 
 
 class PostingBlocks:
@@ -211,7 +217,7 @@ class PostingBlocks:
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all blocks as flat arrays."""
-        blocks = self._blocks
+        blocks = [block.whole() for block in self._blocks]
         kinds = {"terms": np.uint32, "starts": np.uint32, "most": np.uint8, "positions": np.uint16}
         empty = [np.empty(0, kinds.get(name, np.uint8)) for name in _NAMES]
         return {
@@ -225,31 +231,25 @@ class PostingBlocks:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> PostingBlocks:
-        """Return the blocks that `to_arrays` described, as views."""
+        """Return the blocks that `to_arrays` described, as views; of a file read when needed."""
         found = cls()
         at: dict[str, int] = dict.fromkeys(_NAMES, 0)
+        lists = {name: unread(arrays, name) for name in ("positions", "counts")}
+        columns = {name: lists[name][0] if name in lists else arrays[name] for name in at}
+        reading = [paged for _, paged in lists.values() if paged is not None]
 
-        def cut(name: str, count: int) -> npt.NDArray[Any]:
-            at[name] += count
-            return arrays[name][at[name] - count : at[name]]
+        def cut(count: int, *names: str) -> dict[str, npt.NDArray[Any]]:
+            for name in names:
+                at[name] += count
+            return {name: columns[name][at[name] - count : at[name]] for name in names}
 
-        for (size, terms), average in zip(
-            arrays["sizes"].reshape(-1, 2).tolist(), arrays["averages"].tolist(), strict=True
-        ):
-            starts = cut("starts", terms + 1)
-            held = int(starts[-1])
-            found._blocks.append(
-                PostingBlock(
-                    first=found.end,
-                    size=size,
-                    average=average,
-                    terms=cut("terms", terms),
-                    starts=starts,
-                    most=cut("most", terms),
-                    positions=cut("positions", held),
-                    counts=cut("counts", held),
-                )
-            )
+        sizes = arrays["sizes"].reshape(-1, 2).tolist()
+        for (size, terms), average in zip(sizes, arrays["averages"].tolist(), strict=True):
+            first, begins = found.end, at["positions"]
+            parts = cut(terms, "terms", "most") | cut(terms + 1, "starts")
+            parts |= cut(int(parts["starts"][-1]), *lists)
+            block = PostingBlock(first, size, average, **parts, unread=reading, at=begins)
+            found._blocks.append(block)
         return found
 
 
@@ -258,14 +258,14 @@ def _parts(
 ) -> Iterator[PostingBlock]:
     """Yield blocks of some documents, a part of them in each."""
     for start in range(span.start, span.stop, _AT_ONCE):
-        part = slice(start, min(start + _AT_ONCE, span.stop))
-        yield _made(forward, part, lengths, average)
+        yield _made(forward, slice(start, min(start + _AT_ONCE, span.stop)), lengths, average)
 
 
 def _joined(parts: Sequence[PostingBlock]) -> PostingBlock:
     """Return one block of neighbours: each term's lists one behind the other."""
     if len(parts) == 1:
         return parts[0]
+    parts = [part.whole() for part in parts]
     first = parts[0].first
     terms = np.unique(np.concatenate([part.terms for part in parts]))
     places = [np.searchsorted(terms, part.terms) for part in parts]

@@ -29,11 +29,11 @@ from hybridagi_steps.search.forward_index import (
     Scores,
     bm25,
     phrase_counts,
-    piece_counts,
     slot_counts,
 )
 from hybridagi_steps.search.step_columns import NO_ROW
 from hybridagi_steps.search.step_index import Shard, StepIndex
+from hybridagi_steps.search.vocabulary import piece_counts
 
 TOOL_STEPS = 12
 """The first steps of a tool that stand for it."""
@@ -182,7 +182,9 @@ class ScoreParts:
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
         for words, read in zip(self._lexicals(), self._words(rows).words, strict=True):
-            counts = piece_counts(read.window, self.query.terms, words.spelling(), words.slots)
+            counts = piece_counts(
+                read.window, self.query.terms, words.vocabulary.spelling(), words.slots
+            )
             found += bm25(counts, read.window.lengths, 1.0, self._average)
         return _to_best(found)
 
@@ -342,7 +344,7 @@ class ScoreParts:
         counts, lengths = np.zeros((len(rows), len(terms))), np.zeros(len(rows), np.int64)
         for lexical in self._lexicals():
             words = lexical.forward.words(lexical.positions_of(rows), own=True)
-            slots = lexical.slots.of(words, lexical.numbers(terms), lexical.vocabulary)
+            slots = lexical.slots.of(words, lexical.numbers(terms), len(lexical.vocabulary))
             counts += slot_counts(words, slots, (slots >= 0).nonzero()[0], len(terms))
             lengths += words.lengths
         return counts, lengths

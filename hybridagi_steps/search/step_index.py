@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,6 @@ from hybridagi_steps.search.bm25 import Document, LexicalIndex
 from hybridagi_steps.search.index_cache import (
     CacheFile,
     DamagedCacheError,
-    erase_cache,
     load_cache,
     save_cache,
 )
@@ -41,7 +41,7 @@ from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
 FILTER_FORMAT = 1
-FORMAT = 8
+FORMAT = 9
 """Layout of the cache; another one is not read."""
 
 IN_MEMORY = ":memory:"
@@ -73,6 +73,23 @@ def cache_path(address: str, namespace: str) -> Path | None:
 def _beside(cache: Path) -> Path:
     """Return where the columns of filters are cached: many an index is not worth writing for."""
     return cache.with_suffix(".keys.index")
+
+
+def _erase(path: Path) -> None:
+    """Remove a cache file, or empty it where it cannot be removed."""
+    try:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            if path.exists():
+                os.truncate(path, 0)
+                log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
+    except OSError as error:
+        raise StorageError(
+            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
+            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
+            "or call vacuum() once it can be written."
+        ) from error
 
 
 def _is_past_of(now: Position, position: Position) -> bool:
@@ -240,8 +257,8 @@ class StepIndex:
         self._unsaved = len(self.columns)
         self.filters.forget_saved()
         if self._cache is not None:
-            erase_cache(self._cache)
-            erase_cache(_beside(self._cache))
+            _erase(self._cache)
+            _erase(_beside(self._cache))
 
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from hybridagi_steps._concurrency import ForkSafeLock, rest_first_at_fork
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
+from hybridagi_steps.search.index_cache import DamagedCacheError, unread
 from hybridagi_steps.search.vector_rows import (
     Mask,
     Positions,
@@ -222,12 +222,8 @@ class FaissIndex:
         """
         if missing := {"rows", "vectors", "alive"} - arrays.keys():
             raise DamagedFileError(f"the cached index lacks {', '.join(sorted(missing))}.")
-        vectors = (
-            arrays.paged("vectors", unpacked)
-            if isinstance(arrays, CacheFile)
-            else arrays["vectors"]
-        )
-        store = VectorStore.restore(arrays["rows"], vectors, arrays["alive"])
+        vectors, paged = unread(arrays, "vectors", unpacked)
+        store = VectorStore.restore(arrays["rows"], paged or vectors, arrays["alive"])
         index = cls(dimension)
         index._store, index._scopes = store, Scopes(store, index._exact_rows)
         codes = _codes_of(arrays)

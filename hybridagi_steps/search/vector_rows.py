@@ -138,7 +138,10 @@ class VectorStore:
         Of the others it may hold anything.
         """
         if self._unread is not None:
-            self._unread.need(positions)
+            if isinstance(positions, slice):
+                self._unread.need(np.array([positions.start]), np.array([positions.stop]))
+            else:
+                self._unread.need(positions, positions + 1)
             if self._unread.whole:
                 self._unread = None
         return self._vectors

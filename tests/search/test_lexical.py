@@ -7,6 +7,8 @@ import random
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridagi_steps.search import bm25 as lexical
-from hybridagi_steps.search import posting_blocks
+from hybridagi_steps.search import index_cache, posting_blocks, vocabulary
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
+from hybridagi_steps.search.index_cache import DamagedCacheError, load_cache, save_cache
 from hybridagi_steps.search.posting_blocks import Posting
 
 Documents = dict[int, list[str]]
@@ -35,6 +38,21 @@ def bm25(documents: Documents, terms: list[str]) -> dict[int, float]:
             length = 1 - 0.75 + 0.75 * len(words) / (average or 1.0)
             scores[row] += idf * frequency * 2.5 / (frequency + 1.5 * length)
     return scores
+
+
+def few_codes(spelled: bytes) -> int:
+    """Return hashes of which several words have the same."""
+    return spelled[0] % 3
+
+
+def through_a_file(index: LexicalIndex, path: Path | None = None) -> LexicalIndex:
+    """Return what a process finds in the file that another one wrote."""
+    with TemporaryDirectory() as folder:
+        file = path or Path(folder, "words")
+        assert save_cache(file, {}, index.to_arrays())
+        loaded = load_cache(file, {})
+        assert loaded is not None
+        return LexicalIndex.from_arrays(loaded)
 
 
 words = st.lists(st.sampled_from("abcdefgh"), max_size=12)
@@ -64,6 +82,14 @@ def _block_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_scores_are_those_of_the_formula_after_any_changes(
     steps: list[tuple[str, Documents | list[int] | None]], query: list[str]
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "AT_HAND", 2)
+        patch.setattr(vocabulary, "_code", few_codes)
+        patch.setattr(index_cache, "_PAGE_BYTES", {1: 8, 2: 4})
+        check_scores(steps, query)
+
+
+def check_scores(steps: list[tuple[str, Documents | list[int] | None]], query: list[str]) -> None:
     index, documents = LexicalIndex(), dict[int, list[str]]()
     for kind, value in steps:
         if isinstance(value, dict):
@@ -76,7 +102,7 @@ def test_scores_are_those_of_the_formula_after_any_changes(
         elif kind == "merge":
             index.merge()
         else:
-            index = LexicalIndex.from_arrays(index.to_arrays())
+            index = through_a_file(index)
     expected = bm25(documents, query)
     match = index.match(query)
     rows = np.arange(1, 31)
@@ -145,7 +171,7 @@ def test_words_that_nothing_holds_any_more_are_forgotten() -> None:
     index.add([(1, ["secret", "shared"]), (2, ["shared"])])
     index.remove(np.array([1]))
     arrays = index.to_arrays()
-    assert arrays["terms"].tobytes() == b"shared"
+    assert arrays["term_text"].tobytes() == b"shared"
     again = LexicalIndex.from_arrays(arrays)
     again.add([(3, ["secret"])])
     assert again.match(["secret"]).top(5)[0].tolist() == [3]
@@ -160,7 +186,9 @@ def test_a_revived_index_spells_its_words_as_before(words: list[str]) -> None:
     for more in ([], ["flight"]):
         for each in (index, again):
             each.add([Document(1, more)] if more else [])
-        for one, other in zip(index.spelling(), again.spelling(), strict=True):
+        for one, other in zip(
+            index.vocabulary.spelling(), again.vocabulary.spelling(), strict=True
+        ):
             assert one.tolist() == other.tolist()
 
 
@@ -378,3 +406,64 @@ def test_the_forward_index_has_the_words_of_each_document(
             assert held[row] == ([] if row in gone else words[first:] if own else words)
         assert held[99] == ((["a"] if own else ["z", "a"]) if reload else [])
         assert found.lengths.tolist() == [len(held[row]) for row in rows.tolist()]
+
+
+def test_of_a_file_only_the_words_looked_at_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, read = LexicalIndex(), [0]
+    each = [
+        (row, [f"ref{row}", f"w{row % 999}", *(f"c{n}" for n in range(60))])
+        for row in range(20_000)
+    ]
+    index.add(each)
+    expected, terms = index.match(["w5", "ref104"]).top(9), ["w5", "ref104", "nowhere"]
+    pread = index_cache._pread  # pyright: ignore[reportPrivateUsage]
+
+    def counted(descriptor: int, count: int, start: int) -> bytes:
+        read[0] += count
+        return pread(descriptor, count, start)
+
+    monkeypatch.setattr(index_cache, "_pread", counted)
+    again = through_a_file(index, tmp_path / "words")
+    opened, read[0] = read[0], 0
+    for _ in range(2):
+        rows, scores = again.match(terms).top(9)
+        assert rows.tolist() == expected[0].tolist()
+        assert scores.tolist() == expected[1].tolist()
+    size = (tmp_path / "words").stat().st_size
+    assert 0 < read[0] < opened < size / 4
+    asked, read[0] = read[0], 0
+    again.add([(20_000, ["w5", "new"])])
+    assert again.match(["new"]).top(1)[0].tolist() == [20_000]
+    assert read[0] == 0, "there is room for new words behind what a file has"
+    assert len(again.to_arrays()["forward_units"]) == len(index.to_arrays()["forward_units"]) + 2
+    assert read[0] > size / 2 > asked
+
+
+def test_words_damaged_in_a_file_are_told_when_they_are_read(tmp_path: Path) -> None:
+    index = LexicalIndex()
+    index.add([(row, [f"ref{row}", "all"]) for row in range(5_000)])
+    again = through_a_file(index, tmp_path / "words")
+    (tmp_path / "words").write_bytes(bytes((tmp_path / "words").stat().st_size))
+    for look in (lambda: again.match(["ref7"]).top(1), again.to_arrays):
+        with pytest.raises(DamagedCacheError):
+            look()
+
+
+def test_a_dictionary_holds_no_more_terms_than_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vocabulary, "AT_HAND", 500)
+    index = LexicalIndex()
+    for start in range(0, 20_000, 1_000):
+        index.add([(row, [f"ref{row}", "all"]) for row in range(start, start + 1_000)])
+    terms = index.vocabulary
+    assert len(terms) == 20_001
+    assert len(terms._at_hand) < 1_500  # pyright: ignore[reportPrivateUsage]
+    assert index.match(["ref12345"]).top(5)[0].tolist() == [12_345]
+    assert index.statistics(["all", "ref3", "none"]).frequencies == {
+        "all": 20_000,
+        "ref3": 1,
+        "none": 0,
+    }
