@@ -34,7 +34,6 @@ from hybridagi_steps.search.index_cache import CacheFile
 from hybridagi_steps.search.posting_blocks import (
     FURTHER,
     NEWEST,
-    Best,
     BlockSums,
     Found,
     Posting,
@@ -399,6 +398,40 @@ def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, n
     if isinstance(arrays, CacheFile):
         return arrays.part(prefix)
     return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+
+
+class Best:
+    """The best documents so far.
+
+    Args:
+        k: How many are wanted.
+        slack: Share by which two sums of the same may differ.
+    """
+
+    def __init__(self, k: int, slack: float) -> None:
+        self._k, self._slack = k, slack
+        self.least = 0.0
+        """Below it nothing is among the best k."""
+        self.positions, self.sums = np.empty(0, np.int64), np.empty(0, np.float32)
+
+    def learn_from(self, sums: BlockSums) -> None:
+        """Learn from unfinished sums, as long as nothing else is known."""
+        if not len(self.positions):
+            self._raise(sums.values[sums.reaching(self.least)])
+
+    def take_in(self, first: int, sums: BlockSums) -> None:
+        """Take in what stands in a block, which begins at position `first`."""
+        places = sums.reaching(self.least)
+        self.positions = np.concatenate((self.positions, places.astype(np.int64) + first))
+        self.sums = np.concatenate((self.sums, sums.values[places]))
+        self._raise(self.sums)
+        kept = self.sums >= self.least
+        self.positions, self.sums = self.positions[kept], self.sums[kept]
+
+    def _raise(self, sums: _Scores) -> None:
+        if (before := len(sums) - self._k) >= 0:
+            kth = float(np.partition(sums, before)[before])
+            self.least = max(self.least, kth * (1 - self._slack))
 
 
 class Match:

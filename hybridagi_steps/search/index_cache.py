@@ -179,7 +179,6 @@ class PagedArray:
     ) -> None:
         self._file, self._entry, self._made = file, entry, made
         self._missing = np.ones(len(entry.checksums), np.bool_)
-        self._missing_before = np.arange(len(entry.checksums) + 1)
         count, *rest = entry.shape
         kind = entry.dtype if made is None else np.dtype(np.float32)
         self.room: Array = _untouched((count + count // _ROOM, *rest), kind)
@@ -191,7 +190,7 @@ class PagedArray:
     @property
     def whole(self) -> bool:
         """Whether all has been read."""
-        return not self._missing_before[-1]
+        return not self._missing.any()
 
     def need(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any]) -> None:
         """Read what is not there yet of some spans of rows; rows behind the file's are skipped.
@@ -199,18 +198,17 @@ class PagedArray:
         Raises:
             DamagedCacheError: They are not what was written.
         """
-        per_page, end = self._entry.rows_per_page, len(self._missing)
-        stops = np.minimum(stops, len(self))
-        first, behind = np.minimum(starts // per_page, end), np.minimum(-(-stops // per_page), end)
-        wanted = (self._missing_before[behind] > self._missing_before[first]) & (stops > starts)
-        if not wanted.any():
-            return
-        opened = np.bincount(first[wanted], minlength=end + 1)
-        closed = np.bincount(behind[wanted], minlength=end + 1)
-        (pages,) = ((np.cumsum(opened - closed)[:-1] > 0) & self._missing).nonzero()
-        for start in range(0, len(pages), _PAGES_AT_ONCE):
-            self._read(pages[start : start + _PAGES_AT_ONCE])
-        self._missing_before[1:] = np.cumsum(self._missing)
+        per_page, stops = self._entry.rows_per_page, np.minimum(stops, len(self))
+        first: npt.NDArray[np.int64] = starts // per_page
+        lengths = np.where(stops > starts, -(-stops // per_page) - first, 0)
+        behind = np.cumsum(lengths)
+        within = np.arange(len(starts) and int(behind[-1]))
+        pages: npt.NDArray[np.int64] = np.repeat(first - behind + lengths, lengths) + within
+        pages = pages[self._missing[pages]]
+        if len(pages):
+            pages = np.unique(pages)
+            for start in range(0, len(pages), _PAGES_AT_ONCE):
+                self._read(pages[start : start + _PAGES_AT_ONCE])
 
     def _read(self, pages: npt.NDArray[np.intp]) -> None:
         per_page = self._entry.rows_per_page

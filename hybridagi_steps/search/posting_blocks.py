@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.search.forward_index import K1, B, ForwardIndex
+from hybridagi_steps.search.forward_index import K1, B, ForwardIndex, Places
 from hybridagi_steps.search.index_cache import PagedArray, unread
 
 MOST_DOCUMENTS = 2**16
@@ -104,6 +104,14 @@ class Found(NamedTuple):
     """The most that a document can have of each term, at a weight of 1."""
 
 
+class Lists(NamedTuple):
+    """Of some terms, their places among those of a block, and where their lists begin and end."""
+
+    place: npt.NDArray[np.intp]
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
+
+
 @dataclass
 class PostingBlock:
     """The postings of the documents from position `first` on.
@@ -121,40 +129,31 @@ class PostingBlock:
     """The most that each term adds, in 255ths of what it could add if documents had no length."""
     positions: npt.NDArray[np.uint16]
     counts: npt.NDArray[Any]
-    unread: Sequence[PagedArray] = ()
-    """What reads `positions` and `counts` of a file, where theirs begin at `at`."""
-    at: int = 0
+    at: int = -1
+    """Where `positions` and `counts` begin in a file, read when they are needed; -1: in none."""
 
     @property
     def end(self) -> int:
         """The first position behind it."""
         return self.first + self.size
 
-    def need(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
-        """Have some of the postings read."""
-        for column in self.unread:
-            column.need(starts + self.at, stops + self.at)
-
-    def whole(self) -> PostingBlock:
-        """Return itself, with all postings read."""
-        self.need(np.array([0]), np.array([len(self.positions)]))
-        self.unread = ()
-        return self
-
-    def find(self, terms: npt.NDArray[np.int64], average: float) -> Found:
-        """Return what the block has of distinct terms, for an average length of documents."""
+    def lists(self, terms: npt.NDArray[np.int64]) -> Lists:
+        """Return where the lists of distinct terms stand; of one it does not have an empty one."""
         place = np.searchsorted(self.terms, terms.astype(np.uint32))
         place = np.minimum(place, len(self.terms) - 1)
-        held = self.terms[place] == terms
         starts = self.starts[place].astype(np.int64)
-        stops = np.where(held, self.starts[place + 1], starts)
-        self.need(starts, stops)
+        stops = np.where(self.terms[place] == terms, self.starts[place + 1], starts)
+        return Lists(place, starts, stops)
+
+    def find(self, lists: Lists, average: float) -> Found:
+        """Return what the block has of some terms, for an average length of documents."""
+        place, starts, stops = lists
         postings = [
             Posting(self.positions[start:stop], self.counts[start:stop])
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
         raised = self.most[place] * (max(1.0, average / self.average) / _STEPS)
-        most = np.where(held, np.minimum(raised, 1.0) * (K1 + 1), 0.0)
+        most = np.where(stops > starts, np.minimum(raised, 1.0) * (K1 + 1), 0.0)
         return Found(slice(self.first, self.end), postings, most)
 
 
@@ -163,6 +162,7 @@ class PostingBlocks:
 
     def __init__(self) -> None:
         self._blocks: list[PostingBlock] = []
+        self._unread: Sequence[PagedArray] = ()
 
     @property
     def end(self) -> int:
@@ -171,9 +171,27 @@ class PostingBlocks:
 
     def find(self, terms: npt.NDArray[np.int64], average: float) -> Iterator[Found]:
         """Yield what each block has of distinct terms, for an average length of documents."""
-        for block in self._blocks:
-            if len(block.terms):
-                yield block.find(terms, average)
+        blocks = [block for block in self._blocks if len(block.terms)]
+        lists = [block.lists(terms) for block in blocks]
+        self._need(blocks, [(each.starts, each.stops) for each in lists])
+        for block, each in zip(blocks, lists, strict=True):
+            yield block.find(each, average)
+
+    def _need(self, blocks: Sequence[PostingBlock], spans: Sequence[tuple[Places, Places]]) -> None:
+        """Have some postings of each block read, of all of them at once."""
+        found = [
+            (starts + block.at, stops + block.at)
+            for block, (starts, stops) in zip(blocks, spans, strict=True)
+            if block.at >= 0
+        ]
+        for column in self._unread if found else ():
+            column.need(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _need_whole(self, blocks: Sequence[PostingBlock]) -> None:
+        self._need(
+            blocks,
+            [(b.starts[:1].astype(np.int64), b.starts[-1:].astype(np.int64)) for b in blocks],
+        )
 
     def follow(self, forward: ForwardIndex, lengths: Lengths, average: float) -> None:
         """Make blocks of all documents, by position; small ones join those that are new."""
@@ -184,6 +202,7 @@ class PostingBlocks:
                 break
             small.append(self._blocks.pop())
             first = last.first
+        self._need_whole(small)
         for start in range(first, size, MOST_DOCUMENTS):
             stop, parts = min(start + MOST_DOCUMENTS, size), list[PostingBlock]()
             while small and small[-1].first == start and small[-1].end <= stop:
@@ -217,7 +236,8 @@ class PostingBlocks:
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return all blocks as flat arrays."""
-        blocks = [block.whole() for block in self._blocks]
+        blocks = self._blocks
+        self._need_whole(blocks)
         kinds = {"terms": np.uint32, "starts": np.uint32, "most": np.uint8, "positions": np.uint16}
         empty = [np.empty(0, kinds.get(name, np.uint8)) for name in _NAMES]
         return {
@@ -236,7 +256,7 @@ class PostingBlocks:
         at: dict[str, int] = dict.fromkeys(_NAMES, 0)
         lists = {name: unread(arrays, name) for name in ("positions", "counts")}
         columns = {name: lists[name][0] if name in lists else arrays[name] for name in at}
-        reading = [paged for _, paged in lists.values() if paged is not None]
+        found._unread = [paged for _, paged in lists.values() if paged is not None]
 
         def cut(count: int, *names: str) -> dict[str, npt.NDArray[Any]]:
             for name in names:
@@ -245,10 +265,10 @@ class PostingBlocks:
 
         sizes = arrays["sizes"].reshape(-1, 2).tolist()
         for (size, terms), average in zip(sizes, arrays["averages"].tolist(), strict=True):
-            first, begins = found.end, at["positions"]
+            first, begins = found.end, at["positions"] if found._unread else -1
             parts = cut(terms, "terms", "most") | cut(terms + 1, "starts")
             parts |= cut(int(parts["starts"][-1]), *lists)
-            block = PostingBlock(first, size, average, **parts, unread=reading, at=begins)
+            block = PostingBlock(first, size, average, **parts, at=begins)
             found._blocks.append(block)
         return found
 
@@ -265,7 +285,6 @@ def _joined(parts: Sequence[PostingBlock]) -> PostingBlock:
     """Return one block of neighbours: each term's lists one behind the other."""
     if len(parts) == 1:
         return parts[0]
-    parts = [part.whole() for part in parts]
     first = parts[0].first
     terms = np.unique(np.concatenate([part.terms for part in parts]))
     places = [np.searchsorted(terms, part.terms) for part in parts]
@@ -364,37 +383,3 @@ class BlockSums:
         if self._passing is not None:
             reaching &= self._passing
         return reaching.nonzero()[0].astype(np.uint16)
-
-
-class Best:
-    """The best documents so far.
-
-    Args:
-        k: How many are wanted.
-        slack: Share by which two sums of the same may differ.
-    """
-
-    def __init__(self, k: int, slack: float) -> None:
-        self._k, self._slack = k, slack
-        self.least = 0.0
-        """Below it nothing is among the best k."""
-        self.positions, self.sums = np.empty(0, np.int64), np.empty(0, np.float32)
-
-    def learn_from(self, sums: BlockSums) -> None:
-        """Learn from unfinished sums, as long as nothing else is known."""
-        if not len(self.positions):
-            self._raise(sums.values[sums.reaching(self.least)])
-
-    def take_in(self, first: int, sums: BlockSums) -> None:
-        """Take in what stands in a block, which begins at position `first`."""
-        places = sums.reaching(self.least)
-        self.positions = np.concatenate((self.positions, places.astype(np.int64) + first))
-        self.sums = np.concatenate((self.sums, sums.values[places]))
-        self._raise(self.sums)
-        kept = self.sums >= self.least
-        self.positions, self.sums = self.positions[kept], self.sums[kept]
-
-    def _raise(self, sums: Sums) -> None:
-        if (before := len(sums) - self._k) >= 0:
-            kth = float(np.partition(sums, before)[before])
-            self.least = max(self.least, kth * (1 - self._slack))
