@@ -103,6 +103,17 @@ class Listing(ABC):
         """
         return listed_sessions(self._open_store, limit, offset, user_id)
 
+    def __str__(self) -> str:
+        """What the memory holds, and its newest runs as a table."""
+        try:
+            stats, runs = self.stats(), self.runs(limit=_NEWEST)
+        except MemoryClosedError:
+            return repr(self)
+        held = " · ".join(
+            f"{stats[name]:,} {name}" for name in ("steps", "runs", "sessions", "messages")
+        )
+        return "\n".join([f"{self!r}  {held}", *([str(runs)] if runs else [])])
+
     def _repr_html_(self) -> str:
         """Show in a notebook what the memory holds, and its newest runs."""
         from hybridagi_steps.display import memory_html

@@ -142,11 +142,16 @@ class TestListings:
         html = runs._repr_html_()  # pyright: ignore[reportPrivateUsage]
         assert "2 runs" in html
         assert "And the train?" in html
+        assert "2 steps · 2 runs" in str(memory)
+        assert "And the train?" in str(memory)
+        assert len(repr(memory).splitlines()) == 1
 
     def test_nothing_is_said_to_be_nothing(self) -> None:
         with hs.StepMemory(":memory:", embedder="hashing") as memory:
             assert str(memory.runs()) == "no runs"
+            assert str(memory).endswith("0 steps · 0 runs · 0 sessions · 0 messages")
             assert str(memory.search("anything")) == "no hits"
+        assert str(memory) == repr(memory), "of a closed one nothing is known"
 
     def test_a_tree_shows_what_was_asked_and_answered(self, memory: hs.StepMemory) -> None:
         steps = [step.model_dump(mode="json") for step in memory.iter_steps()]

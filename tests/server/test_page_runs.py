@@ -175,8 +175,17 @@ def test_a_recorded_session_opens_as_its_runs(page: Any, served: Served) -> None
     recorded = page.get_by_label("Recorded session")
     recorded.wait_for()
     assert recorded.locator(".card").count() == 2
+    with page.expect_download() as got:
+        recorded.get_by_role("button", name="Export").click()
+    lines = [json.loads(line) for line in Path(got.value.path()).read_text().splitlines()]
+    assert {line["run_id"] for line in lines} == {"left", "right"}
     recorded.locator(".card").first.click()
     until(lambda: page.get_by_role("treeitem").count() == 5)
+    page.go_back()
+    page.on("dialog", lambda dialog: dialog.accept())
+    recorded.get_by_role("button", name="Erase").click()
+    until(lambda: page.locator(".list .card").filter(has_text="2 runs").count() == 0)
+    assert served.client.get("/runs/left").status_code == 404
 
 
 def test_a_search_is_in_the_address(page: Any, served: Served) -> None:

@@ -113,6 +113,9 @@ def test_the_graph_shows_the_way_and_its_nodes_open_steps(page: Any, memory: Any
         nodes.nth(0).focus()
         page.keyboard.press("Enter")
         until(lambda: "Look the booking up" in details.inner_text())
+        page.reload()
+        until(lambda: graphs.count() == 2)
+        details.wait_for()
         page.get_by_label("Close the step").click()
         page.get_by_label("Overview").wait_for()
     assert page.title() == "Step memory", "a hostile purpose did not act"
@@ -220,7 +223,7 @@ def test_the_tree_is_walked_as_trees_are(page: Any, served: Served) -> None:
     assert press("ArrowDown") == "past-1-0"
     page.keyboard.press("Enter")
     until(lambda: "step=past-1-0" in page.url)
-    assert rows.nth(1).get_attribute("aria-selected") == "true"
+    until(lambda: rows.nth(1).get_attribute("aria-selected") == "true")
     assert [rows.nth(place).get_attribute("tabindex") for place in range(3)] == ["-1", "0", "-1"]
     assert rows.nth(2).get_attribute("aria-posinset") == "2"
     assert rows.nth(2).get_attribute("aria-setsize") == "3"

@@ -29,8 +29,7 @@ function Overview({ value, ends, onChoose }) {
     ${run.status !== "running" && html`<${Outlook} id=${run.run_id} version=${run.score} onChoose=${onChoose} />`}</section>`;
 }
 
-function RunBody({ value, chosen, onChoose, onRated, panel = false }) {
-  const [picked, setView] = useState(null);
+function RunBody({ value, chosen, onChoose, picked, onView, onRated, panel = false }) {
   const { steps, run } = value;
   const { rows, ends } = useMemo(() => rowsOf(steps), [steps]);
   const failed = run.status === "failed" && errorOf([...steps].reverse().find((step) => step.outputs?.error)?.outputs);
@@ -39,7 +38,7 @@ function RunBody({ value, chosen, onChoose, onRated, panel = false }) {
   const view = views.some(([name]) => name === picked) ? picked : "tree";
   return html`<div class="split"><div class="split-left">
       ${failed && html`<${Failure} error=${failed} />`}
-      <div class="bar-line"><${Tabs} label="Run view" chosen=${view} onChoose=${setView} names=${views} />
+      <div class="bar-line"><${Tabs} label="Run view" chosen=${view} onChoose=${onView} names=${views} />
         <${Chips} metrics=${value.metrics} /></div>
       ${view === "tree" && html`<${Tree} rows=${rows} chosen=${chosen} onChoose=${onChoose} />`}
       ${view === "time" && html`<${Timeline} steps=${steps} chosen=${chosen} onChoose=${onChoose} />`}
@@ -66,10 +65,11 @@ function useRun(id, version) {
 export function RunPanel({ id, version }) {
   const [{ value, error, loading }, reload] = useRun(id, version);
   const [chosen, setChosen] = useState(null);
+  const [view, setView] = useState(null);
   if (loading && !value) return html`<${Busy} on=${true} />`;
   if (error) return html`<${Failure} error=${error} />`;
   if (!value?.steps.length) return html`<p class="quiet-text">Steps show here once the program has run.</p>`;
-  return html`<${RunBody} value=${value} chosen=${chosen} onChoose=${setChosen} onRated=${reload} panel />`;
+  return html`<${RunBody} value=${value} chosen=${chosen} onChoose=${setChosen} picked=${view} onView=${setView} onRated=${reload} panel />`;
 }
 
 export function RunView({ id, query }) {
@@ -89,5 +89,5 @@ export function RunView({ id, query }) {
       ${value?.live && html`<button type="button" class="small stop" onClick=${() => api.cancel(id).then(reload, setProblem)}>Cancel</button>`}
       ${run?.session_id && html`<a href=${to("sessions", run.session_id)}>Session</a>`}</header>
     <${Busy} on=${loading && !value} /><${Failure} error=${error || problem} />
-    ${value && html`<${RunBody} value=${value} chosen=${query.step} onChoose=${(step) => ask({ step })} onRated=${reload} />`}</section>`;
+    ${value && html`<${RunBody} value=${value} chosen=${query.step} onChoose=${(step) => ask({ step })} picked=${query.view} onView=${(view) => ask({ view }, { replace: true })} onRated=${reload} />`}</section>`;
 }

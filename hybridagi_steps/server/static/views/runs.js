@@ -12,8 +12,9 @@ const LOOK_MS = 2000;
 const picked = (query) => (query.pick ? query.pick.split(" ") : []);
 
 // One line a run: what was asked, what was answered, and what was said of it.
-async function dataset(ids) {
-  const runs = await Promise.all(ids.map(api.run));
+export async function dataset(ids) {
+  const runs = [];
+  for (const id of ids) runs.push(await api.run(id)); // one after the other: the server answers few at once
   return runs.map(({ run, steps }) => {
     const call = steps.find((step) => step.step_type === "ProgramCall") || steps[0];
     const end = steps.find((step) => step.step_type === "ProgramEnd" && step.program_id === call?.id) || steps.at(-1);
@@ -33,7 +34,7 @@ function Picked({ ids }) {
 }
 
 export function RunCard({ run, chosen, query = {} }) {
-  const { step: _, ...kept } = query;
+  const { step: _, view: __, ...kept } = query;
   return html`<a class="card" href=${link(["runs", run.run_id], kept)} aria-current=${run.run_id === chosen ? "true" : undefined}>
     <span class="card-title">${short(run.begins, 120) || short(run.run_id, 40)}</span>
     <span class="card-note"><${Status} value=${run.status} />${amount(run.steps)} ${run.steps === 1 ? "step" : "steps"}

@@ -10,9 +10,10 @@ import { Branches } from "./branches.js";
 import { Composer, Conversation, NoProgram } from "./conversation.js";
 import { ContextPreview } from "./context.js";
 import { RunPanel } from "./run.js";
-import { RunCard } from "./runs.js";
+import { RunCard, dataset } from "./runs.js";
 
 const PAGE = 50;
+const MOST_RUNS = 1000;
 const CHANGED = "sessions-changed";
 export const sessionsChanged = () => dispatchEvent(new Event(CHANGED));
 
@@ -111,8 +112,13 @@ function useLive(id, refresh) {
   return { live, problem, setProblem, read, join };
 }
 
-function Recorded({ id, runs }) {
-  return html`<section class="run" aria-label="Recorded session"><header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a><h1 title=${id}>${short(id, 60)}</h1></header>
+function Recorded({ id, runs, onErase }) {
+  const [error, setError] = useState(null);
+  const all = async () => (await api.runs({ session_id: id, limit: MOST_RUNS })).runs.map((run) => run.run_id);
+  const save = () => all().then(dataset).then((lines) => download(`${id}.jsonl`, lines)).catch(setError);
+  return html`<section class="run" aria-label="Recorded session"><header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a><h1 title=${id}>${short(id, 60)}</h1><span class="space"></span>
+      <button type="button" class="small quiet" onClick=${save}>Export</button><button type="button" class="small quiet" onClick=${onErase}>Erase</button></header>
+    <${Failure} error=${error} />
     <p class="quiet-text">Recorded without messages: these are its ${amount(runs.length)} ${runs.length === 1 ? "run" : "runs"}.</p>
     <ul class="cards">${runs.map((run) => html`<li key=${run.run_id}><${RunCard} run=${run} /></li>`)}</ul></section>`;
 }
@@ -173,7 +179,7 @@ export function SessionView({ id }) {
 
   if (!id) return html`<${Empty} title="Choose a session">Or begin a new one; everything the program does is kept as steps.<//>`;
   const stored = value?.steps || [];
-  if (value && !value.known && value.runs.length && !live && value.runs.every((run) => run.status !== "running")) return html`<${Recorded} id=${id} runs=${value.runs} />`;
+  if (value && !value.known && value.runs.length && !live && value.runs.every((run) => run.status !== "running")) return html`<${Recorded} id=${id} runs=${value.runs} onErase=${erase} />`;
   const streamed = new Set((live?.steps || []).map((step) => step.id));
   const kept = stored.filter((step) => !streamed.has(step.id) && (live?.kept == null || step.sequence <= live.kept));
   const runId = live?.runId || [...stored].reverse().find((step) => step.run_id)?.run_id;
