@@ -45,6 +45,7 @@ _INK, _POINT_SIZES = 60_000, (9.0, 26.0)
 """Many points are small ones: their areas in points², added up, and the bounds of one."""
 _SMALL = 16.0
 _SEED = 0
+_SKETCHED, _POWER_ITERATIONS = 12, 24
 _METADATA = "metadata."
 _FIELDS = ("tool", "program", "step_type", "status", "run_id", "session_id", "user_id", "scope")
 
@@ -120,16 +121,23 @@ def plane(vectors: Matrix) -> tuple[Matrix, tuple[float, float]]:
         The points, shape (n, 2), and the share of the variance that each axis shows, 0..1. The
         largest loading of each axis is positive, which settles the sign.
 
-    Complexity: O(n d² + d³).
+    Complexity: O(n d).
+    Reference: Halko, Martinsson and Tropp 2011, "Finding structure with randomness", with power
+    iterations from a fixed seed: all components of 1,536 dimensions take seconds.
     """
     centred = vectors - vectors.mean(axis=0)
-    variances, directions = np.linalg.eigh(centred.T @ centred)
+    wide = min(centred.shape[1], _SKETCHED)
+    basis = np.random.default_rng(_SEED).normal(size=(centred.shape[1], wide))
+    for _ in range(_POWER_ITERATIONS):
+        basis, _ = np.linalg.qr(centred.T @ (centred @ basis))
+    shadow = centred @ basis
+    variances, turned = np.linalg.eigh(shadow.T @ shadow)
     axes = np.zeros((centred.shape[1], 2))
-    found = directions[:, ::-1][:, :2]
+    found = (basis @ turned)[:, ::-1][:, :2]
     axes[:, : found.shape[1]] = found
     largest = np.abs(axes).argmax(axis=0)
     axes *= np.where(axes[largest, [0, 1]] < 0, -1.0, 1.0)
-    total = float(variances.clip(min=0).sum()) or 1.0
+    total = float((centred**2).sum()) or 1.0
     first, second = [max(0.0, float(value)) / total for value in [0.0, *variances][:-3:-1]]
     return centred @ axes, (first, second)
 

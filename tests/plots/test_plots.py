@@ -239,6 +239,15 @@ class TestPlane:
         assert sum(shares) == pytest.approx(1.0)
         assert shares[0] > shares[1] > 0
 
+    def test_it_is_the_one_of_the_two_largest_components(self) -> None:
+        random = np.random.default_rng(5)
+        vectors = random.normal(size=(300, 400)) * np.geomspace(6.0, 0.3, 400)
+        centred = vectors - vectors.mean(axis=0)
+        variances, directions = np.linalg.eigh(centred.T @ centred)
+        points, shares = step_map.plane(vectors)
+        assert shares == pytest.approx(variances[:-3:-1] / variances.sum(), rel=1e-4)
+        assert np.allclose(abs(points), abs(centred @ directions[:, :-3:-1]), atol=0.05)
+
     def test_one_dimension_is_a_line(self) -> None:
         points, shares = step_map.plane(np.array([[1.0], [2.0], [4.0]]))
         assert np.allclose(points[:, 1], 0)

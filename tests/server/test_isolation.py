@@ -95,6 +95,8 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("GET", "/runs"): [Asked("/runs", refused=False)],
     ("GET", "/runs/{run_id}"): [Asked("/runs/{run}")],
     ("GET", "/runs/{run_id}/outlook"): [Asked("/runs/{run}/outlook")],
+    ("GET", "/runs/{run_id}/graph"): [Asked("/runs/{run}/graph")],
+    ("GET", "/map"): [Asked("/map", refused=False), Asked("/map?user_id=ann")],
     ("GET", "/steps/{step_id}/prompt"): [Asked("/steps/{step}/prompt")],
     ("GET", "/runs/{run_id}/events"): [Asked("/runs/{run}/events")],
     ("POST", "/runs/{run_id}/cancel"): [Asked("/runs/{run}/cancel")],

@@ -102,7 +102,7 @@ async def draw_map(shared: Shared, caller: Who, asked: Annotated[MapAsked, Query
 
 
 def step_map(memory: StepMemory, where: StepFilter, limit: int) -> dict[str, Any]:
-    """Return a `StepMap` as data. Complexity: O(limit d² + d³)."""
+    """Return a `StepMap` as data. Complexity: O(limit d)."""
     import numpy as np
 
     from hybridagi_steps.plots.step_map import plane

@@ -7,7 +7,7 @@ without style and script, whose nodes name steps.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -99,8 +99,12 @@ class _Way:
 
 def _program_drawings(run: _Run, known: Mapping[str, ProgramGraph]) -> list[Drawing]:
     ways = dict[str, _Way]()
+    within = defaultdict[str | None, list[AgentStep]](list)
+    for step in run.steps:
+        if not is_end(step):
+            within[step.program_id].append(step)
     for call_id, call in run.calls.items():
-        inside = [step for step in run.steps if step.program_id == call_id and not is_end(step)]
+        inside = within[call_id]
         name = call.program or ""
         definition = known.get(name)
         if definition is None and not any((step.metadata or {}).get("node") for step in inside):
