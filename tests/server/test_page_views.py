@@ -155,7 +155,7 @@ def test_the_map_is_walked_by_keys_and_opens_steps(page: Any, served: Served) ->
     said = {here.inner_text()}
     for key in ("ArrowLeft", "ArrowLeft", "ArrowUp", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
-        said.add(page.locator("#map-here a").get_attribute("href"))
+        said.add(page.locator("#map-here a").first.get_attribute("href"))
     assert len(said) > 2, "arrows go from step to step"
     legend = page.get_by_label("Groups").get_by_role("button")
     legend.filter(has_text="look_1").click()
@@ -168,7 +168,7 @@ def test_the_map_is_walked_by_keys_and_opens_steps(page: Any, served: Served) ->
     legend.filter(has_text="error").click()
     until(lambda: 0 < points.count() < 4)
     failed = points.count()
-    address = page.locator("#map-here a").get_attribute("href")
+    address = page.locator("#map-here a").first.get_attribute("href")
     plane.focus()
     page.keyboard.press("Enter")
     until(lambda: page.url.endswith(address))

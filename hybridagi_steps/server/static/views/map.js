@@ -12,12 +12,14 @@ const BY = [["tool", "tool"], ["status", "status"], ["step_type", "type"]];
 const COLOURS = 6;
 const GREY = 6; // what has no name, or one too many
 const OF_STATUS = { ok: 2, partial: 1, cancelled: 6, error: 5 };
+const DOT = "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0";
 const SHAPES = ["M-6 0a6 6 0 1 0 12 0a6 6 0 1 0 -12 0", "M-5.5-5.5h11v11h-11z", "M0-7l7 12h-14z", "M0-7.5L7.5 0L0 7.5L-7.5 0z"];
 const WAYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
+const shapeOf = (colour) => (colour === GREY ? DOT : SHAPES[colour % SHAPES.length]);
 const addressOf = (point) => (point.run_id ? link(["runs", point.run_id], { step: point.id }) : link(["search"], { like: point.id }));
 const groupOf = (point, by) => point[by] || `no ${by}`;
-const Sign = ({ colour }) => html`<svg class="sign" viewBox="-9 -9 18 18" aria-hidden="true"><path d=${SHAPES[colour % SHAPES.length]} class=${`c${colour}`} /></svg>`;
+const Sign = ({ colour }) => html`<svg class="sign" viewBox="-9 -9 18 18" aria-hidden="true"><path d=${shapeOf(colour)} class=${`c${colour}`} /></svg>`;
 
 // Groups by size: a colour and a shape each, as far as there are any.
 function groupsOf(points, by) {
@@ -43,7 +45,7 @@ function neighbour(points, from, [right, down]) {
 function Plane({ points, groups, by, at, onAt }) {
   const drawn = useMemo(() => points.map((point, place) => {
     const { colour } = groups.get(groupOf(point, by));
-    return html`<path key=${point.id} data-at=${place} class=${`point c${colour}`} d=${SHAPES[colour % SHAPES.length]} transform=${`translate(${point.px} ${point.py})`} />`;
+    return html`<path key=${point.id} data-at=${place} class=${`point c${colour}`} d=${shapeOf(colour)} transform=${`translate(${point.px} ${point.py})`} />`;
   }), [points, groups]);
   const here = points[Math.min(at, points.length - 1)];
   const over = (event) => event.target.dataset?.at && onAt(Number(event.target.dataset.at));
@@ -59,9 +61,10 @@ function Plane({ points, groups, by, at, onAt }) {
     ${drawn}<circle class="here" r="12" cx=${here.px} cy=${here.py} /></svg>`;
 }
 
-function Here({ point, group }) {
+function Here({ point, group, more }) {
   return html`<p id="map-here" class="here-line" role="status"><${Sign} colour=${group.colour} /><${Kind} step=${{ ...point, inputs: point }} />
-    <a href=${addressOf(point)}>${short(point.title, 160) || point.id}</a> <${Status} value=${point.status} /></p>`;
+    <a href=${addressOf(point)}>${short(point.title, 160) || point.id}</a> <${Status} value=${point.status} />
+    ${more > 0 && html`<span class="quiet-text">and ${amount(more)} more in the same place</span>`}<span class="space"></span><a href=${link(["search"], { like: point.id })}>More like this</a></p>`;
 }
 
 export function MapView({ query }) {
@@ -82,7 +85,7 @@ export function MapView({ query }) {
     <div class="bar-line"><${Choice} name="by" label="Colour by" value=${by} options=${BY} onChange=${(event) => ask({ by: event.target.value, only: "" })} />
       <span class="space"></span><span class="quiet-text">${about}</span></div>
     <${Busy} on=${loading && !value} /><${Failure} error=${error} />
-    ${here && html`<${Plane} points=${points} groups=${groups} by=${by} at=${at} onAt=${setAt} /><${Here} point=${here} group=${groups.get(groupOf(here, by))} />
+    ${here && html`<${Plane} points=${points} groups=${groups} by=${by} at=${at} onAt=${setAt} /><${Here} point=${here} group=${groups.get(groupOf(here, by))} more=${points.filter((point) => point.px === here.px && point.py === here.py).length - 1} />
       <ul class="legend" aria-label="Groups">${[...groups.values()].map((group) => html`<li key=${group.name}><button type="button" class="small" aria-pressed=${String(only === group.name)}
         onClick=${() => ask({ only: only === group.name ? "" : group.name }, { replace: true })}><${Sign} colour=${group.colour} />${short(group.name, 40)} <span class="quiet-text">${amount(group.size)}</span></button></li>`)}</ul>`}
     ${value && !here && html`<div class="empty"><h2>Nothing to show yet</h2><p>${Object.keys(shown).length ? "No embedded step matches these filters." : "Steps appear here once they are recorded and embedded."}</p></div>`}

@@ -31,8 +31,8 @@ export function StepDetails({ step, end, onRated, onClose }) {
   const outputs = (end || step).outputs;
   const { purpose, tool, program, arguments: given, ...rest } = step.inputs || {};
   const inputs = given && typeof given === "object" ? { ...given, ...rest } : step.inputs;
-  return html`<section class="step-details" aria-label="Step" ref=${top}>
-    <div class="details-head"><h2><${Kind} step=${step} /> ${stepTitle(step)} <${Status} value=${(end || step).status} /></h2>
+  return html`<section class="step-details" aria-label="Step">
+    <div class="details-head" ref=${top}><h2><${Kind} step=${step} /> ${stepTitle(step)} <${Status} value=${(end || step).status} /></h2>
       <button type="button" class="small quiet" onClick=${onClose} aria-label="Close the step">✕</button></div>
     <p class="quiet-text">hop ${step.hop} · ${exactTime(step.created_at)} · <code>${step.id}</code></p>
     <${Chips} metrics=${(end || step).metrics || step.metrics} />
