@@ -111,6 +111,8 @@ class TestNotebook:
         assert "error" not in [output["output_type"] for output in outputs]
         assert "stderr" not in [output.get("name") for output in outputs]
         assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+        results = [out["data"] for out in outputs if out["output_type"] == "execute_result"]
+        assert all("".join(data["text/plain"]) for data in results), "text would draw it once more"
 
     def test_the_committed_notebook_is_small_and_names_no_machine(self, source: Path) -> None:
         text = source.with_suffix(".ipynb").read_text("utf-8")

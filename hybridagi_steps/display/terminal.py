@@ -263,9 +263,17 @@ def styled(*parts: tuple[object, str]) -> Text:
 
 
 def as_text(shown: RenderableType, *, width: int | None = None) -> str:
-    """Return a table or tree as plain text, as wide as the terminal."""
+    """Return a table or tree as plain text, as wide as the terminal; in a notebook, too."""
     out = StringIO()
     columns = width or shutil.get_terminal_size((_USUAL_WIDTH, 24)).columns
-    screen = Console(file=out, width=columns, highlight=False, markup=False, emoji=False)
+    screen = Console(
+        file=out,
+        width=columns,
+        color_system=None,
+        force_jupyter=False,  # it would draw there, and return nothing
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     screen.print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
