@@ -109,6 +109,19 @@ class Experience:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_said": False, "_fence": None, "_out": {}}
 
+    def settings(self) -> dict[str, Any]:
+        """Return what decides about what is recalled, as JSON."""
+        memory, group = self.memory, self.group
+        if callable(group):
+            group = str(getattr(group, "__qualname__", type(group).__name__))
+        return {
+            "memory": None if memory is None else [memory.address, memory.namespace],
+            "where": self.where.model_dump(mode="json", exclude_none=True),
+            "examples": sorted(name for each in self.exclude for name in each.examples),
+            "group": group,
+            **{name: getattr(self, name) for name in ("k", "prefer", "max_tokens", "warn")},
+        }
+
     def shown(self, predict: dspy.Predict, kwargs: dict[str, Any], call: OutermostCall) -> Shown:
         """Return what a predictor's prompt is given for a call, and write the receipt."""
         own = [*(kwargs.get("demos", predict.demos) or ())]

@@ -103,6 +103,11 @@ class ExperiencedPredict(dspy.Predict):
     """The class that steps name it by."""
     experience: Experience
 
+    @property
+    def recalls(self) -> dict[str, Any]:
+        """What it recalls, as trials tell it apart from one that recalls otherwise, or nothing."""
+        return self.experience.settings()
+
     def forward(self, **kwargs: Any) -> Any:
         """Predict with what is recalled."""
         call = self._call()

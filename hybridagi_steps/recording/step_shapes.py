@@ -296,10 +296,12 @@ def _predictor_state(predict: Any) -> dict[str, Any]:
     signature: Any = predict.signature
     fields: dict[str, Any] = signature.fields
     told: dict[str, Any] = {n: known.json_schema_extra or {} for n, known in fields.items()}
+    recalls: dict[str, Any] | None = getattr(predict, "recalls", None)
     return {
         "instructions": signature.instructions,
         "fields": {name: [extra.get("prefix"), extra.get("desc")] for name, extra in told.items()},
         "demos": plain([dict(demo) for demo in predict.demos], []),
+        **({} if recalls is None else {"recalls": recalls}),
     }
 
 

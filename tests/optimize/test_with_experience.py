@@ -723,3 +723,24 @@ def test_a_program_tells_only_of_its_own_recall(memory: hs.StepMemory) -> None:
 def test_preferring_endlessly_is_refused(memory: hs.StepMemory) -> None:
     with pytest.raises(InvalidSettingError, match="prefer"):
         experienced(memory, prefer=float("inf"))
+
+
+def test_trials_tell_programs_apart_that_recall_otherwise(memory: hs.StepMemory) -> None:
+    tried = [dspy.Example(question="Give me a seat", route="seat").with_inputs("question")]
+    evaluate = dspy.Evaluate(
+        devset=tried, metric=lambda example, given: example.route == given.route
+    )
+    program = dspy.Predict(Route)
+    other = [
+        hs.WithExperience(program, memory),
+        hs.WithExperience(program, memory, group="inputs"),
+        hs.WithExperience(program, memory, 5, group="inputs"),
+        hs.WithExperience(program, memory, group="inputs", exclude=hs.exclude.examples(["one"])),
+        hs.WithExperience(program, memory, group="inputs", where={"tools": ["search"]}),
+    ]
+    for each in (program, *other, copy.deepcopy(other[1])):
+        with dspy.context(lm=scripted_lm(knowing)):
+            evaluate(hs.Recorded(each, memory))
+    names = [trial.candidate for trial in reversed(memory.trials())]
+    assert len({*names[:-1]}) == len(other) + 1
+    assert names[-1] == names[2]
