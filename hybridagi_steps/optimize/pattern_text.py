@@ -48,6 +48,8 @@ class Pattern:
 
     states: list[_State] = field(default_factory=lambda: [_State([])])
     begin: int = _DONE
+    names: set[str] = field(default_factory=set[str])
+    """The names of tools, programs and predictors in it."""
 
     def first_in(self, steps: Sequence[AgentStep]) -> tuple[int, int] | None:
         """Return where steps first match, as far as they do: begin and end of a slice."""
@@ -86,7 +88,7 @@ class Pattern:
     def add(self, tree: Tree[Token], after: int) -> int:
         """Add what a part of the text means before a state; return the state it begins with."""
         if tree.data in ("word", "quoted"):
-            return self._state([after], _wanted(tree))
+            return self._state([after], self._wanted(tree))
         if tree.data == "anything":
             return self._repeated(lambda again: self._state([again], lambda _: True), after, "*")
         parts = [part for part in tree.children if isinstance(part, Tree)]
@@ -110,6 +112,21 @@ class Pattern:
         self.states.append(_State(after, wanted))
         return len(self.states) - 1
 
+    def _wanted(self, tree: Tree[Token]) -> _Wanted:
+        text = str(tree.children[0])
+        name = text[1:-1] if tree.data == "quoted" else text
+        if tree.data == "word" and name in AgentStepType.__members__:
+            return lambda step: str(getattr(step.step_type, "value", step.step_type)) == name
+        if tree.data == "word" and name in get_args(StepStatus):
+            return lambda step: step.status == name
+        self.names.add(name)
+        return lambda step: name in names_of(step)
+
+
+def names_of(step: AgentStep) -> tuple[str | None, ...]:
+    """Return what a pattern may call a step."""
+    return step.tool, step.program, step.predictor
+
 
 def read_pattern(text: str) -> Pattern:
     """Read a pattern.
@@ -132,16 +149,6 @@ def read_pattern(text: str) -> Pattern:
     pattern = Pattern()
     pattern.begin = pattern.add(tree, _DONE)
     return pattern
-
-
-def _wanted(tree: Tree[Token]) -> _Wanted:
-    text = str(tree.children[0])
-    name = text[1:-1] if tree.data == "quoted" else text
-    if tree.data == "word" and name in AgentStepType.__members__:
-        return lambda step: str(getattr(step.step_type, "value", step.step_type)) == name
-    if tree.data == "word" and name in get_args(StepStatus):
-        return lambda step: step.status == name
-    return lambda step: name in (step.tool, step.program, step.predictor)
 
 
 @lru_cache(maxsize=1)

@@ -10,23 +10,26 @@ Reference: Thompson 1968, "Regular expression search algorithm".
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal
 
 import orjson
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.optimize.pattern_text import read_pattern
+from hybridagi_steps.optimize.pattern_text import names_of, read_pattern
 from hybridagi_steps.optimize.stored_runs import GOOD, runs_of, steps_given
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.validation import Steps, Where, whole_number
 
 LoopKind = Literal["same result", "same call", "sequence"]
+_log = logging.getLogger("hybridagi_steps")
 _DIGITS = re.compile(r"\d+")
 _PERIODS, _SAME_CALLS = (2, 3), 3
 _SHOWN = 60
@@ -123,16 +126,27 @@ def find_runs(memory: StepMemory, pattern: str, *, where: Where = None) -> list[
 
     Returns:
         Each run once, with the first place where it holds the pattern, as far as that reaches.
+        Where there is none, a name in it that none of these steps has is told in a warning.
 
     Raises:
         InvalidQueryError: The pattern does not parse; the message names the place.
     """
     wanted = read_pattern(pattern)
-    runs = runs_of(memory, where)
+    runs = runs_of(memory, where, closed=True)
     found = ((run_id, wanted.first_in(steps), steps) for run_id, steps in runs.items())
     matched = [(run_id, steps[slice(*span)]) for run_id, span, steps in found if span is not None]
+    if not matched:
+        _warn_of_unknown(wanted.names, runs)
     scores = memory.run_scores(run_id for run_id, _ in matched)
     return [RunMatch(run_id, tuple(steps), scores.get(run_id)) for run_id, steps in matched]
+
+
+def _warn_of_unknown(asked: set[str], runs: Mapping[str, Sequence[AgentStep]]) -> None:
+    known = {name for steps in runs.values() for step in steps for name in names_of(step) if name}
+    for name in sorted(asked - known) if runs else ():
+        near = get_close_matches(name, known, 3)
+        hint = f"; near it are {', '.join(near)}" if near else ""
+        _log.warning("find_runs: no step here has the tool, program or predictor %r%s.", name, hint)
 
 
 def common_sequences(
@@ -166,10 +180,11 @@ def common_sequences(
     if least > most:
         raise InvalidSettingError(f"n is (least, greatest); {least} is above {most}.")
     whole_number("limit", limit, 1)
-    runs = {run_id: call_names(steps) for run_id, steps in runs_of(memory, where).items()}
+    runs = runs_of(memory, where, closed=True)
+    called_in = {run_id: call_names(steps) for run_id, steps in runs.items()}
     ended = {run_id: score >= GOOD for run_id, score in memory.run_scores(runs).items()}
     holders: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for run_id, calls in runs.items():
+    for run_id, calls in called_in.items():
         for sequence in dict.fromkeys(_sequences(calls, least, most)):
             holders[sequence].append(run_id)
     found: list[CommonSequence] = []

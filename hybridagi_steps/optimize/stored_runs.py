@@ -8,6 +8,7 @@ from typing import cast
 from hybridagi_steps.errors import InvalidMemoryError, InvalidStepError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.exclusion import of_served_user
+from hybridagi_steps.recording.call_steps import CLOSING
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.validation import Steps, Where, for_recall
@@ -17,17 +18,23 @@ GOOD = 0.5
 _EVERYTHING = 2**62
 
 
-def runs_of(memory: StepMemory, where: Where = None) -> dict[str, list[AgentStep]]:
+def runs_of(
+    memory: StepMemory, where: Where = None, *, closed: bool = False
+) -> dict[str, list[AgentStep]]:
     """Return the steps that match by run, runs in the order they began, steps as `in_order`.
 
     Trial runs and what is revoked are left out unless `where` names their scope; inside a run that
-    names a user so are those of others, unless `where` says whose.
+    names a user so are those of others, unless `where` says whose. `closed` adds the Actions that
+    closed the loop of an agent, which recall does not see.
     """
     check_memory(memory)
     asked = of_served_user(memory, for_recall(where))
     runs: dict[str, list[AgentStep]] = {}
+    every = [] if asked is None else [asked]
+    if closed and asked is not None and asked.scope is None:
+        every.append(asked.model_copy(update={"scope": CLOSING}))
     with unnoted():
-        found = memory.find(asked, limit=_EVERYTHING).steps if asked is not None else []
+        found = [step for each in every for step in memory.find(each, limit=_EVERYTHING).steps]
     for step in found:
         if step.run_id is not None:
             runs.setdefault(step.run_id, []).append(step)
@@ -61,7 +68,10 @@ def steps_given(steps: Steps) -> list[AgentStep]:
         return [steps]
     held: object = getattr(steps, "steps", steps)
     if isinstance(held, str | bytes | dict) or not isinstance(held, Iterable):
-        raise InvalidStepError(f"AgentSteps are wanted, not {type(steps).__name__}.")
+        raise InvalidStepError(
+            f"AgentSteps are wanted, not {type(steps).__name__}; those of a run are "
+            "memory.run(run_id)."
+        )
     found = list(cast("Iterable[AgentStep]", held))
     if odd := [each for each in found if not isinstance(each, AgentStep)]:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"AgentSteps are wanted, not {type(odd[0]).__name__}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import dspy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError, InvalidSettingError
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.optimize.pattern_text import read_pattern
+from hybridagi_steps.testing import scripted_lm
 
 
 def call(
@@ -52,6 +54,43 @@ def test_the_same_call_with_the_same_result_is_a_loop_wherever_it_stands() -> No
     assert (loop.kind, loop.calls, loop.times) == ("same result", ("find",), 2)
     assert loop.steps == (steps[0], steps[2])
     assert str(loop) == "find(a=1, b=2) gave the same result 2 times (steps 1, 3)"
+
+
+def test_the_tool_that_closes_an_agent_is_seen() -> None:
+    memory = hs.StepMemory(":memory:", embedder="hashing")
+
+    def look_up(city: str) -> str:
+        """Look a city up."""
+        return "rain"
+
+    agent = dspy.ReAct("question -> answer", tools=[look_up])
+    turn = {
+        "next_thought": "I look",
+        "next_tool_name": "look_up",
+        "next_tool_args": {"city": "Oslo"},
+    }
+    done = {"next_thought": "done", "next_tool_name": "finish", "next_tool_args": {}}
+    with dspy.context(lm=scripted_lm([turn, done, {"reasoning": "r", "answer": "rain"}] * 2)):
+        for _ in range(2):
+            with hs.record(memory) as run:
+                agent(question="Rain in Oslo?")
+            memory.score(run.id, 1.0)
+    [found, _] = hs.find_runs(memory, "look_up -> finish")
+    assert [step.tool for step in found.steps] == ["look_up", "finish"]
+    [common] = hs.common_sequences(memory)
+    assert common.calls == ("look_up", "finish")
+    assert not hs.find_runs(memory, "finish", where={"tools": ["look_up"]})
+
+
+def test_a_name_that_no_step_has_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    memory = hs.StepMemory(":memory:", embedder="hashing")
+    memory.add([call("look_up", hop=0), call("assign", hop=1)])
+    assert not hs.find_runs(memory, "assign -> look_up")
+    assert not caplog.messages
+    assert not hs.find_runs(memory, "Action -> lok_up | error")
+    assert caplog.messages == [
+        "find_runs: no step here has the tool, program or predictor 'lok_up'; near it are look_up."
+    ]
 
 
 def test_other_results_or_arguments_are_no_loop() -> None:
