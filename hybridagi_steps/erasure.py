@@ -149,13 +149,24 @@ def _whole_sessions(store: StoreBackend, where: StepFilter) -> list[str]:
         return []
     steps = {id_text(step.id) for step in store.iter_steps(in_every_scope(where))}
     whole: list[str] = []
-    for name in _sessions_of(store, matching):
+    for name in _with_forks(store, _sessions_of(store, matching)):
         with suppress(UnknownSessionError):  # a message that no session reads is named after one
             said = {message.id for message in _messages_of(store, name)}
             every = len(rows := _rows_of(store, said)) == len(said) and rows <= matching
             if every and steps.issuperset(id_text(step.id) for step in _steps_of(store, name)):
                 whole.append(name)
     return whole
+
+
+def _with_forks(store: StoreBackend, names: Iterable[str]) -> list[str]:
+    """Return sessions with their forks, and those of these."""
+    found, forks = (
+        {*names},
+        [each for each in store.sessions(limit=_EVERY_SESSION) if each.forked_at],
+    )
+    while new := {each.session_id for each in forks if each.forked_from in found} - found:
+        found |= new
+    return sorted(found)
 
 
 def _matching_messages(store: StoreBackend, where: StepFilter) -> set[int]:

@@ -304,6 +304,7 @@ class _Importer:
         read = self._added + self._already_there + self._skipped_count
         counts = (read, self._added, self._already_there)
         notes = (*self._vectors.notes(), *self._links.notes(), *self._traces.notes())
+        notes += tuple(self._sessions.notes())
         return ImportReport(*counts, self._skipped, self._skipped_count, notes)
 
     def _store(self, records: list[Parsed]) -> None:

@@ -68,6 +68,7 @@ class SessionImport:
         self._sessions = sessions
         self._store = sessions.store
         self._line = _Line("", "", [], numbered=False)
+        self._forks: list[str] = []
 
     def begin(self, session_id: str, *, anywhere: bool, branch_of: str | None = None) -> None:
         """Begin a line that goes into a session.
@@ -139,7 +140,7 @@ class SessionImport:
         if line.shared is not None and line.is_branch:
             return
         if line.shared is not None:
-            self._store.fork(*line.shared, line.session_id)
+            self._fork(line, line.shared)
         elif line.numbered:
             self._sessions.commit_now(line.session_id, [])
         line.held = []
@@ -216,9 +217,24 @@ class SessionImport:
         """Return the ids of the session to write, which is made where it is not there yet."""
         if line.held is None:
             if line.shared is not None and not self._goes_on(line, *line.shared):
-                self._store.fork(*line.shared, line.session_id)
+                self._fork(line, line.shared)
             line.held = self._ids(line.session_id) or []
         return line.held
+
+    def _fork(self, line: _Line, shared: tuple[str, int]) -> None:
+        self._store.fork(*shared, line.session_id)
+        if line.session_id == line.asked and not (line.numbered or line.is_branch):
+            self._forks.append(f"{line.session_id!r} of {shared[0]!r}")
+
+    def notes(self) -> list[str]:
+        """Return what to tell of sessions that were made of messages which were there."""
+        if not self._forks:
+            return []
+        more = f" and {len(self._forks) - 1:,} more" if len(self._forks) > 1 else ""
+        return [
+            "made as a fork, since its messages are stored already and keep the user and the "
+            f"source they have: session {self._forks[0]}{more}"
+        ]
 
     def _goes_on(self, line: _Line, shared: str, place: int) -> bool:
         """Go on in the line of the same thread that ends here, if it does, under its name."""

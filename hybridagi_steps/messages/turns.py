@@ -77,10 +77,12 @@ def anthropic_turns(messages: Iterable[Message]) -> list[Turn]:
 
 
 def _checked(message: Message, place: int) -> Message:
-    """Return a message whose role is known."""
+    """Return a message whose role is known, and that says something if it is a user's."""
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise BadRecordError(f"message {place + 1} has the role {role!r:.60}")
+    if role == "user" and "content" not in message:
+        raise BadRecordError(f"message {place + 1} is a user's and has no content")
     return message
 
 

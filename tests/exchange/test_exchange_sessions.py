@@ -384,3 +384,20 @@ class TestRoundTrip:
         report = import_file(memory, path)
         assert sorted(line for line, _ in report.skipped) == [1, 3, 4, 5]
         assert sessions(memory) == {}
+
+    def test_a_session_made_of_messages_that_were_there_is_told(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        path = written(tmp_path, {"id": "chat-1", "messages": CHAT})
+        assert import_file(memory, path).notes == ()
+        assert import_file(memory, path).notes == ()
+        [note] = import_file(memory, path, session_id="mine", user_id="zora").notes
+        assert note.endswith("keep the user and the source they have: session 'mine' of 'chat-1'")
+        assert import_file(memory, path, session_id="mine", user_id="zora").notes == ()
+
+    def test_a_user_who_says_nothing_is_refused(
+        self, memory: hs.StepMemory, tmp_path: Path
+    ) -> None:
+        report = import_file(memory, written(tmp_path, {"messages": [{"role": "user"}]}))
+        assert [why for _, why in report.skipped] == ["message 1 is a user's and has no content"]
+        assert sessions(memory) == {}

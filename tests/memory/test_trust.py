@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -253,3 +254,18 @@ def test_the_command_line_revokes_lists_and_undoes(
     assert "nothing matched" in run("revoke", "--user", "nobody")
     for wrong in (["revoke"], ["revoke", "--list", "--user", "x"], ["revoke", "--undo", "x"]):
         assert main(wrong) == 2
+
+
+def test_a_purge_by_source_takes_the_forks_of_what_it_takes(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"id": "chat-1", "messages": TALK}))
+    with hs.StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        import_file(memory, path)
+        import_file(memory, path, session_id="again")
+        repository = memory.repository()
+        asyncio.run(hs.fork_session("again", 1, repository))
+        continued = asyncio.run(hs.fork_session("chat-1", 1, repository))
+        asyncio.run(repository.append(continued, {"role": "assistant", "content": "said here"}))
+        memory.purge({"sources": "chats.jsonl"})
+        left = asyncio.run(repository.sessions())
+        assert [each.session_id for each in left] == [continued]
