@@ -14,8 +14,12 @@ from hybridagi_steps.lazy import lazy_names
 if TYPE_CHECKING:
     from hybridagi_steps.rerankers.cross_encoder import CrossEncoder
     from hybridagi_steps.rerankers.learned_rank import LearnedRank
-    from hybridagi_steps.rerankers.maximal_marginal_relevance import MaximalMarginalRelevance
-    from hybridagi_steps.rerankers.rescoring import Outcome, Recency, ReciprocalRank
+    from hybridagi_steps.rerankers.rescoring import (
+        MaximalMarginalRelevance,
+        Outcome,
+        Recency,
+        ReciprocalRank,
+    )
 
 __all__ = [
     "CrossEncoder",
@@ -27,13 +31,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    **dict.fromkeys(__all__, "rescoring"),
     "CrossEncoder": "cross_encoder",
     "LearnedRank": "learned_rank",
-    "MaximalMarginalRelevance": "maximal_marginal_relevance",
-    "Outcome": "rescoring",
-    "Recency": "rescoring",
-    "ReciprocalRank": "rescoring",
 }
-
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
