@@ -8,8 +8,9 @@ never reaches a disk, an index or a log.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC
+from types import NoneType
 from typing import Any, Protocol, TypeAlias, cast
 from uuid import UUID
 
@@ -31,6 +32,7 @@ from hybridagi_steps.records.agent_step import ID_FIELDS, AgentStep, id_text, re
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_values import (
     MAX_DEPTH,
+    first_fault,
     is_json,
     json_value,
     too_deep,
@@ -104,7 +106,8 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
             raise StepTooDeepError(str(step.id), path, MAX_DEPTH)
     fixed = repaired(values)
     if redact is not None:
-        fixed = repaired(_redacted_or_refused(step, fixed, redact))
+        kept = _redacted_or_refused(id_text(step.id), fixed, redact, redacted_fields)
+        fixed = repaired(kept)
     if fixed is values:
         return step
     kept = step.model_copy(update={name: fixed.pop(name) for name in _VALUES})
@@ -146,13 +149,18 @@ def has_lone_surrogate(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _redacted_or_refused(step: AgentStep, values: dict[str, Any], redact: Redact) -> dict[str, Any]:
+def _redacted_or_refused(
+    step_id: str,
+    values: dict[str, Any],
+    redact: Redact,
+    fields: Callable[[dict[str, Any], Redact], dict[str, Any]],
+) -> dict[str, Any]:
     try:
-        return redacted_fields(values, redact)
+        return fields(values, redact)
     except InvalidStepError:
         raise
     except Exception as error:
-        raise refused_redaction(id_text(step.id), error) from None
+        raise refused_redaction(step_id, error) from None
 
 
 def refused_redaction(step_id: str, error: Exception) -> InvalidStepError:
@@ -167,6 +175,13 @@ def refused_redaction(step_id: str, error: Exception) -> InvalidStepError:
 
 _MESSAGE_IDS = ("id", "run_id", "tool_call_id", "agent_step_id", "parent_run_id", "user_id")
 _TEXTS = ("name", "content_for_user", "reasoning_content")
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(_TEXTS, (str, NoneType)),
+    "content": (str, list, NoneType),
+    "tool_calls": (list, NoneType),
+    "metadata": (dict, NoneType),
+    "metrics": (StepMetrics, NoneType),
+}
 _MESSAGE_VALUES = ("content", "tool_calls", *_TEXTS, "metadata")
 
 
@@ -212,12 +227,7 @@ def _admitted_message(message: Any, session_id: str, redact: Redact | None) -> S
             raise StepTooDeepError(step.id, path, MAX_DEPTH)
     fixed = _repaired(values)
     if redact is not None:
-        try:
-            fixed = _repaired(redacted_message(fixed, redact))
-        except InvalidStepError:
-            raise
-        except Exception as error:
-            raise refused_redaction(step.id, error) from None
+        fixed = _repaired(_redacted_or_refused(step.id, fixed, redact, redacted_message))
     fixed["created_at"] = in_utc(from_local(step.created_at))
     fixed["metrics"] = _finite(step.metrics)
     fixed["role"] = MessageRole(step.role)
@@ -239,9 +249,7 @@ def _from_dict(message: object, session_id: str) -> Step:
     try:
         return Step.model_validate({**known, "session_id": session_id})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise MessageError(f"this is no message: {place}: {first['msg']}.") from error
+        raise MessageError(f"this is no message: {first_fault(error)}.") from error
 
 
 def _check_shape(step: Step) -> None:
@@ -252,11 +260,9 @@ def _check_shape(step: Step) -> None:
     if step.role not in list(MessageRole):
         roles = ", ".join(MessageRole)
         raise InvalidStepError(f"message {step.id!r}: its role is {step.role!r}, not of {roles}.")
-    wrong = [name for name in _TEXTS if not isinstance(getattr(step, name, None), str | None)]
-    wrong += [] if isinstance(step.content, str | list | None) else ["content"]  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-    wrong += [] if isinstance(step.tool_calls, list | None) else ["tool_calls"]  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-    wrong += [] if isinstance(step.metadata, dict | None) else ["metadata"]  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-    wrong += [] if isinstance(step.metrics, StepMetrics | None) else ["metrics"]  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+    wrong = [
+        name for name, kind in _KINDS.items() if not isinstance(getattr(step, name, None), kind)
+    ]
     if wrong:
         raise InvalidStepError(
             f"message {step.id!r}: {', '.join(wrong)} is of another type than a Step has; "

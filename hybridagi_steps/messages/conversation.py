@@ -19,14 +19,13 @@ from typing import Any, cast
 
 from pydantic import JsonValue, ValidationError
 
-from hybridagi_steps.messages.parts import CACHE_CONTROL
+from hybridagi_steps.messages.parts import CACHE_CONTROL, called
 from hybridagi_steps.messages.turns import ROLES, Message, Turn
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
     agent_step,
-    as_arguments,
     as_json,
     as_object,
     as_text,
@@ -39,8 +38,6 @@ from hybridagi_steps.records.step_text import CHAT
 
 UNANSWERED = "no result for this call"
 """The note of an Action whose tool has not answered, as far as the file goes."""
-PROGRAM = CHAT
-"""Name of the program that an imported conversation is."""
 LONGEST_RUN_ID = 128
 """Longer ids of a conversation do not become the run's."""
 
@@ -151,7 +148,7 @@ class _Reader:
     def _keep_rest(self) -> None:
         """Give what stands behind everything that a step tells of to the last step."""
         if not self.steps:
-            self._add("end", "ProgramEnd", {"program": PROGRAM}, None, [])
+            self._add("end", "ProgramEnd", {"program": CHAT}, None, [])
         rest = self._conversation.turns[self._unit[0] :]
         self.messages.setdefault(len(self.steps) - 1, []).extend(self._writer.messages(rest))
         self._carry(self.steps[-1], self._held)
@@ -164,7 +161,7 @@ class _Reader:
 
     def _user_message(self, turn: Turn) -> None:
         text = self._question = text_of(turn.view.get("content"))
-        inputs = {"program": PROGRAM, "purpose": text, "arguments": {"message": text}}
+        inputs = {"program": CHAT, "purpose": text, "arguments": {"message": text}}
         self._program_id = None
         self._program_id = self._add(f"{turn.place}", "ProgramCall", inputs, None, [turn])
 
@@ -226,7 +223,7 @@ class _Reader:
         if self._answer is not None:
             (turn, text), self._answer = self._answer, None
             mark, made = f"end:{self._writer.key_of(turn)}", self._writer.time_of(turn)
-            self._add(mark, "ProgramEnd", {"program": PROGRAM}, {"result": text}, [], made=made)
+            self._add(mark, "ProgramEnd", {"program": CHAT}, {"result": text}, [], made=made)
 
     def _add(
         self,
@@ -319,12 +316,10 @@ def _call_of(call: object) -> tuple[object, JsonObject]:
     if not isinstance(call, dict):
         raise BadRecordError("a tool call is not an object")
     known = as_object(call)
-    body: object = known.get("function") or known.get("custom") or {}
-    if not isinstance(body, dict):
+    if not isinstance(known.get("function") or known.get("custom") or {}, dict):
         raise BadRecordError("a tool call's function is not an object")
-    function = as_object(body)
-    arguments = as_arguments(function.get("arguments", function.get("input", {})))
-    return known.get("id"), {"tool": str(function.get("name") or "unknown"), "arguments": arguments}
+    tool, arguments = called(known)
+    return known.get("id"), {"tool": tool, "arguments": arguments}
 
 
 class _MessageWriter:

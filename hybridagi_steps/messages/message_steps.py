@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridagi_steps.messages.agent_steps import CARRIED, IS_ERROR, SHOWN, shown_steps
+from hybridagi_steps.messages.parts import called
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id
 from hybridagi_steps.records.json_reading import (
     JsonObject,
-    as_arguments,
     as_object,
     as_text,
     text_of,
@@ -77,9 +77,7 @@ class _Teller:
         if SUMMARY_OF in (message.metadata or {}) or text == ERASED:
             return MessageStep(None)
         if message.role is MessageRole.SYSTEM:
-            return MessageStep(
-                None
-            )  # it instructs: to recall it elsewhere would be to obey it there
+            return MessageStep(None)  # to recall what instructs would be to obey it elsewhere
         if message.role is MessageRole.TOOL:
             return self._result(message, text)
         if message.role is MessageRole.ASSISTANT and message.tool_calls:
@@ -110,7 +108,10 @@ class _Teller:
     def _calling(self, message: Step, text: str, place: int) -> MessageStep:
         purpose = text or self._asked()
         calls = [as_object(call) for call in message.tool_calls or []]
-        named = [_inputs(call, purpose) for call in calls]
+        named = [
+            {"purpose": purpose, "tool": tool, "arguments": arguments}
+            for tool, arguments in map(called, calls)
+        ]
         for call, inputs in zip(calls, named, strict=True):
             self._calls[as_text(call.get("id")) or ""] = _Call(place, inputs)
         inputs: JsonObject = named[0]
@@ -212,13 +213,6 @@ def around(line: Sequence[MessageStep], place: int) -> dict[str, list[int]]:
         "following": [n for n in telling if n > place and n not in answered],
         "program": [n for n in telling if first <= n < end and (n == first or n not in answered)],
     }
-
-
-def _inputs(call: JsonObject, purpose: str) -> JsonObject:
-    function = as_object(call.get("function") or call.get("custom"))
-    arguments = as_arguments(function.get("arguments", function.get("input", {})))
-    tool = str(function.get("name") or "unknown")
-    return {"purpose": purpose, "tool": tool, "arguments": arguments}
 
 
 def _speaker(message: Step) -> str:

@@ -9,7 +9,7 @@ import unicodedata
 from collections import deque
 from typing import Generic, TypeVar
 
-from hybridagi_steps.records.json_reading import JsonObject
+from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_object
 
 LONGEST_CALL_ID, LONGEST_NAME = 40, 64
 CACHE_CONTROL = "cache_control"
@@ -86,6 +86,13 @@ def function_call(call_id: object, name: object, arguments: object) -> JsonObjec
     """Return a call in OpenAI's form."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
+
+
+def called(call: JsonObject) -> tuple[str, JsonObject]:
+    """Return the tool and the arguments of a call in OpenAI's form, of a custom tool too."""
+    function = as_object(call.get("function") or call.get("custom"))
+    arguments = as_arguments(function.get("arguments", function.get("input", {})))
+    return str(function.get("name") or "unknown"), arguments
 
 
 def json_text(value: object) -> str:

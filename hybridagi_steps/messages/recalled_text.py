@@ -28,12 +28,11 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.excerpts import excerpt
 from hybridagi_steps.records.json_reading import JsonObject, as_object
 from hybridagi_steps.records.message import in_utc
+from hybridagi_steps.records.step_text import SAID_BY
 
 _BOOKKEEPING = ("trajectory", "repairs")
 """Fields that recorders and agents keep for their own use."""
 _REASONING = "reasoning"
-_SAID_BY = "said_by"
-"""Metadata key of what a message tells: who asked, and who answered."""
 _LEAST_SHARE = 3
 """A part of a step keeps a third of the room before the longer ones take it."""
 
@@ -161,7 +160,7 @@ def _outcome(step: AgentStep) -> str:
 
 def _speakers(step: AgentStep) -> tuple[str, str]:
     """Return who asked and who answered, where that was said in a conversation."""
-    said_by = as_object((step.metadata or {}).get(_SAID_BY))
+    said_by = as_object((step.metadata or {}).get(SAID_BY))
     asker, speaker = said_by.get("purpose"), said_by.get("result")
     labels = [
         speaker_label(str(name), role) if name else ""

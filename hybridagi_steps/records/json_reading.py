@@ -16,6 +16,7 @@ from uuid import UUID, uuid5
 from pydantic import ValidationError
 
 from hybridagi_steps.records.agent_step import ID_FIELDS, AgentStep
+from hybridagi_steps.records.json_values import first_fault
 
 JsonObject = dict[str, Any]
 
@@ -147,9 +148,7 @@ def agent_step(fields: JsonObject) -> AgentStep:
     try:
         step = AgentStep.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "step"
-        raise BadRecordError(f"{field}: {first['msg']}") from error
+        raise BadRecordError(first_fault(error, "step")) from error
     except RecursionError as error:
         raise BadRecordError("nested too deeply") from error
     except OverflowError as error:

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 MAX_DEPTH = 64
 """Deepest nesting of a step's values; deeper values are left as they are and refused on write."""
@@ -240,6 +240,13 @@ def _described(value: object) -> str:
         return str(value)[:_KEPT_TEXT]
     except Exception as error:  # a broken __str__ must not lose the step
         return f"<{type(value).__name__}: {type(error).__name__} in str()>"
+
+
+def first_fault(error: ValidationError, whole: str = "") -> str:
+    """Return what pydantic refused first, behind its place, else `whole`; no value is quoted."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"])) or whole
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def with_repairs(metadata: object, notes: Iterable[str]) -> Any:

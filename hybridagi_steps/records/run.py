@@ -17,20 +17,8 @@ from hybridagi_steps.records.message import StepMetrics
 How = Literal["sequential", "parallel"]
 """How two parts of a run relate in time."""
 
-_COUNTS = (
-    "steps",
-    "input_tokens",
-    "output_tokens",
-    "total_tokens",
-    "cache_read_tokens",
-    "cache_write_tokens",
-    "cost",
-    "cache_hits",
-    "llm_calls",
-    "tool_calls",
-    "tool_errors",
-)
 _DURATIONS = ("duration_ms", "tool_exec_time_ms")
+_NO_SUMS = {"first_token_latency_ms", "model_names"}
 
 
 class RunMetrics(BaseModel):
@@ -89,7 +77,7 @@ class RunMetrics(BaseModel):
         longest = how == "parallel"
         merged: dict[str, Any] = {
             name: _fold(max if longest and name in _DURATIONS else sum, mine, theirs)
-            for name in (*_COUNTS, *_DURATIONS)
+            for name in RunMetrics.model_fields.keys() - _NO_SUMS
             for mine, theirs in [(getattr(self, name), getattr(other, name))]
         }
         mine, theirs = self.first_token_latency_ms, other.first_token_latency_ms

@@ -51,8 +51,6 @@ _MONTHS = (
 )
 _SHORTEST_STEMMED = 2
 
-_CHAT = "chat"
-_SAID_BY = "said_by"
 _ROLES = frozenset({"user", "assistant", "system", "tool", "developer", "function"})
 
 _MONTH_NAMES = "|".join(month.lower() for month in _MONTHS if month != "May")
@@ -320,14 +318,14 @@ class SpokenTurn(NamedTuple):
 def spoken_turn(step: AgentStep) -> SpokenTurn | None:
     """Return what counts of a step that is a spoken turn; None for any other."""
     metadata = step.metadata or {}
-    speakers: Any = metadata.get(_SAID_BY)
+    speakers: Any = metadata.get(SAID_BY)
     if not isinstance(speakers, dict) and (step.tool or not _is_chat(step)):
         return None
     names: list[Any] = list(speakers.values()) if isinstance(speakers, dict) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if not names and (named := _NAMED.match(step.purpose)) is not None:
         names = [named["name"]]
     answer = step.result if isinstance(step.result, str) else ""
-    said = f"{step.purpose} {answer}" if _SAID_BY in metadata else answer or step.purpose
+    said = f"{step.purpose} {answer}" if SAID_BY in metadata else answer or step.purpose
     called = [name for name in names if isinstance(name, str) and name.lower() not in _ROLES]
     return SpokenTurn(
         session=text_hash(str(step.session_id or step.run_id or step.id)),
@@ -353,4 +351,4 @@ def _is_chat(step: AgentStep) -> bool:
     """Whether a step without a tool says something: in an imported chat, or as a plain answer."""
     kind = str(getattr(step.step_type, "value", step.step_type))
     plain = kind == "Action" and not step.arguments and isinstance(step.result or "", str)
-    return step.program == _CHAT or (plain and bool(step.result or step.purpose))
+    return step.program == CHAT or (plain and bool(step.result or step.purpose))

@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, 
 from hybridagi_steps.errors import LabelError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.json_values import first_fault
 from hybridagi_steps.records.provenance import recalled_by
 from hybridagi_steps.records.step_text import whole_text
 from hybridagi_steps.records.store_values import UNREVOKED
@@ -94,11 +95,7 @@ Labels = str | os.PathLike[str] | Iterable[tuple[str, str | UUID, bool | int] | 
 
 
 def labelled(labels: Labels) -> list[Verdicts]:
-    """Return labels by query.
-
-    Raises:
-        LabelError: One is none, or the file cannot be read; it is named.
-    """
+    """Return labels by query."""
     found: dict[str, dict[str, bool]] = defaultdict(dict)
     is_file = isinstance(labels, str | os.PathLike)
     for place, label in _lines(Path(labels)) if is_file else _tuples(labels):
@@ -140,9 +137,7 @@ def _checked(place: str, given: bytes | dict[str, Any]) -> tuple[str, _Label]:
             return place, _Label.model_validate_json(given)
         return place, _Label.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise LabelError(f"{place}: {f'{name}: ' if name else ''}{first['msg']}.") from error
+        raise LabelError(f"{place}: {first_fault(error)}.") from error
 
 
 def used(

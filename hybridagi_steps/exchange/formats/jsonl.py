@@ -39,6 +39,7 @@ from hybridagi_steps.records.json_reading import (
     stable_id,
     whole_number,
 )
+from hybridagi_steps.records.json_values import first_fault
 from hybridagi_steps.records.message import Step
 
 
@@ -176,6 +177,4 @@ def _message(fields: JsonObject) -> Step:
     try:
         return Step.model_validate({name: fields[name] for name in fields if name != RECORD})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise BadRecordError(f"a message whose {place}: {first['msg']}") from error
+        raise BadRecordError(f"a message whose {first_fault(error)}") from error
