@@ -86,11 +86,7 @@ def plan_runs(keys: Iterable[str]) -> Callable[[QueuedRun], bool]:
 
 
 class StateFolder:
-    """Where a workspace keeps snapshots, and the new files of steps until they are merged.
-
-    Args:
-        path: The folder; made when first needed.
-    """
+    """Where a workspace keeps snapshots, and the new files of steps until they are merged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -32,12 +32,7 @@ _MOST_LETTERS = 90
 
 
 class PlanTree:
-    """Shows a plan while it runs; give it every event.
-
-    Args:
-        console: Where it is shown.
-        title: What was asked for.
-    """
+    """Shows a plan while it runs; give it every event."""
 
     def __init__(self, console: Console, title: str) -> None:
         from rich.live import Live

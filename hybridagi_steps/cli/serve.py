@@ -169,11 +169,7 @@ def _serve(
 
 
 def _load_embedder(memory: StepMemory, asked: str) -> None:
-    """Load the embedder now, which the first search would wait for; without one words are found.
-
-    Raises:
-        StepsError: It was asked for by name, and cannot be had.
-    """
+    """Load the embedder now, which the first search would wait for; without one words are found."""
     from hybridagi_steps.errors import StepsError
 
     try:

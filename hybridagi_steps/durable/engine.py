@@ -67,11 +67,7 @@ _process = _Process()
 
 
 def check_installed() -> None:
-    """Check that the extra `durable` is there.
-
-    Raises:
-        MissingExtraError: It is not.
-    """
+    """Check that the extra `durable` is there."""
     if not DBOS:
         raise MissingExtraError("durable runs", "durable")
 

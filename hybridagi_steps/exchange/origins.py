@@ -42,11 +42,7 @@ def origin_of(fields: JsonObject) -> tuple[JsonObject, str | None]:
 
 
 class VectorOrigins:
-    """Leaves out vectors that another embedder made than the memory's.
-
-    Args:
-        memory: Where the steps go.
-    """
+    """Leaves out vectors that another embedder made than the memory's."""
 
     def __init__(self, memory: StepMemory) -> None:
         self._memory = memory
@@ -78,11 +74,7 @@ _PAGE = 1_000
 
 
 class RunScores:
-    """The scores of runs, as a memory knows them.
-
-    Args:
-        memory: A StepMemory, or what was salvaged of one.
-    """
+    """The scores of runs, as a memory knows them."""
 
     def __init__(self, memory: StepMemory | Salvaged) -> None:
         self._memory = memory

@@ -182,11 +182,7 @@ StepsOf = Callable[[Iterable[str]], list[AgentStep]]
 
 
 class ParentLinks:
-    """Looks at the parents of steps in the order in which they are to be stored.
-
-    Args:
-        steps_of: Reads from the memory that they go to.
-    """
+    """Looks at the parents of steps in the order in which they are to be stored."""
 
     def __init__(self, steps_of: StepsOf) -> None:
         self._steps_of = steps_of

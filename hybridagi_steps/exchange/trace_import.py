@@ -33,12 +33,7 @@ _PLACE = ("joins", "note", "trace")
 
 
 class TraceImport:
-    """Places the steps of traces.
-
-    Args:
-        memory: Where they go.
-        scores: The scores of its runs, which are not those of their steps.
-    """
+    """Places the steps of traces."""
 
     def __init__(self, memory: StepMemory, scores: RunScores) -> None:
         self._memory, self._scores = memory, scores

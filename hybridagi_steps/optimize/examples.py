@@ -142,11 +142,7 @@ def to_finetune(
 
 
 def class_of(program: object) -> str:
-    """Return how ProgramCalls name a program.
-
-    Raises:
-        InvalidSettingError: It is no program.
-    """
+    """Return how ProgramCalls name a program."""
     if not isinstance(program, dspy.Module):
         raise InvalidSettingError(
             f'program is the name of a class, such as "Agent", or a program, not {program!r:.80}.'

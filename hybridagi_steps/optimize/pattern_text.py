@@ -129,11 +129,7 @@ def names_of(step: AgentStep) -> tuple[str | None, ...]:
 
 
 def read_pattern(text: str) -> Pattern:
-    """Read a pattern.
-
-    Raises:
-        InvalidQueryError: It does not parse; the message names the place.
-    """
+    """Read a pattern."""
     if not isinstance(text, str) or len(text) > _LONGEST:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidQueryError(f"a pattern is a text of at most {_LONGEST:,} characters.")
     try:

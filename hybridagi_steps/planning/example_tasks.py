@@ -134,12 +134,7 @@ _STEP = re.compile(r"^# Step (\S+) \(", re.MULTILINE)
 
 
 def replaying_lm(task: Task, **options: Any) -> ScriptedLM:
-    """Return a model that carries out a task's plan as it was written down.
-
-    Args:
-        task: The task.
-        options: What `ScriptedLM` takes.
-    """
+    """Return a model that carries out a task's plan as it was written down."""
     turns: dict[str, list[Reply]] = {}
     for turn in task.replay():
         said = turn.message.get("content")

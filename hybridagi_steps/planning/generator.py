@@ -284,13 +284,7 @@ def _surroundings(files: Sequence[str], tools: Sequence[str]) -> str:
 
 
 def similar_plan(memory: StepMemory, requirement: str, min_similarity: float = 0.0) -> str | None:
-    """Return the text of the plan that succeeded for the most similar requirement.
-
-    Args:
-        memory: Where plans were recorded.
-        requirement: What is wanted now.
-        min_similarity: How similar the requirements must be, 0 to 1.
-    """
+    """Return the text of the plan that succeeded for the most similar requirement."""
     if not requirement.strip():
         return None
     where = {"program": ORCHESTRATOR, "step_types": ["ProgramCall"], **of_this_user(memory)}

@@ -39,11 +39,7 @@ class Attempt:
 
 @dataclass(slots=True, eq=False)
 class Attempts:
-    """The attempts of one call.
-
-    Args:
-        program: Its BestOfN or Refine.
-    """
+    """The attempts of one call."""
 
     program: Any
     ended: list[Attempt] = field(default_factory=list[Attempt])

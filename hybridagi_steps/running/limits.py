@@ -116,11 +116,7 @@ def _check_kind(name: str, kind: str, value: object) -> None:
 
 
 class Meter:
-    """Counts one run.
-
-    Args:
-        config: Its limits.
-    """
+    """Counts one run."""
 
     def __init__(self, config: StepRunnerConfig) -> None:
         self._config = config

@@ -82,11 +82,7 @@ def is_exit(error: BaseException) -> bool:
 
 @contextmanager
 def no_exit(what: str) -> Generator[None]:
-    """Let nothing in the block end the process.
-
-    Args:
-        what: Whose code runs in the block, for the message.
-    """
+    """Let nothing in the block end the process."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:

@@ -183,11 +183,7 @@ class RunHub:
         return run
 
     def without_steps(self, run_id: str) -> dict[str, Any]:
-        """Return a run that has no AgentStep: cut off, or of a plain function; may block.
-
-        Raises:
-            UnknownRunError: Nothing of it is known here.
-        """
+        """Return a run that has no AgentStep: cut off, or of a plain function; may block."""
         known, messages = self.find(run_id), left_behind(self._memory, run_id)
         if not messages and known is None:
             raise UnknownRunError(run_id)

@@ -133,9 +133,6 @@ def read_tokens(text: str) -> dict[str, Caller]:
     """Read a file of tokens, one a line: `sha256:HEX read,append user=ann namespace=default`.
 
     A token may stand there as it is, too. Any number of namespaces may be named, or none.
-
-    Raises:
-        InvalidSettingError: A line says something else, or a token stands on two lines.
     """
     found: dict[str, Caller] = {}
     lines: dict[bytes, int] = {}
@@ -159,11 +156,7 @@ def read_tokens(text: str) -> dict[str, Caller]:
 
 
 def check_word(what: str, value: str) -> None:
-    """Refuse what a line of tokens cannot hold, or nobody could see in it.
-
-    Raises:
-        InvalidSettingError: It is empty, or has white space or control characters.
-    """
+    """Refuse what a line of tokens cannot hold, or nobody could see in it."""
     if not value or not value.isprintable() or any(map(str.isspace, value)):
         raise InvalidSettingError(
             f"{what} is not empty, and has no white space or control characters: not {value!r:.80}."

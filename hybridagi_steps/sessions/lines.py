@@ -230,9 +230,6 @@ def history_of(
         end: The branch, and the last sequence wanted, where `look_at` has seen it end or before;
             by default it is looked at now.
         most: How many messages at most; None is all.
-
-    Raises:
-        UnknownSessionError: No such session.
     """
     lines = _lines_of(store)
     if end is None:

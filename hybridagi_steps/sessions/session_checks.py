@@ -40,9 +40,6 @@ def check_owner(
         user_id: The user.
         new: Whether it may be one that is not there.
         nobodys: Whether it may be one that neither has an owner nor steps that name a user.
-
-    Raises:
-        NotAllowedError: It is not, or it is not there.
     """
     try:
         owner, free = store.session_owner(session_id), nobodys
@@ -59,11 +56,7 @@ def check_owner(
 
 
 def checked_user(user_id: str | None) -> str | None:
-    """Return whom somebody acts for; an empty text would be nobody, and None is everybody.
-
-    Raises:
-        InvalidSettingError: It is the empty text.
-    """
+    """Return whom somebody acts for; an empty text would be nobody, and None is everybody."""
     if user_id == "":
         raise InvalidSettingError("user_id is empty; name a user, or leave it out for all.")
     return user_id

@@ -66,11 +66,7 @@ def open_store(
 
 
 def address_text(address: object) -> str:
-    """Return an address as text.
-
-    Args:
-        address: A text or a path.
-    """
+    """Return an address as text."""
     text: Any = (
         os.fspath(cast("os.PathLike[Any]", address))
         if isinstance(address, os.PathLike)

@@ -42,11 +42,7 @@ _LONGEST_NAME = 64
 
 
 def example_line(steps: Sequence[AgentStep]) -> bytes | None:
-    """Return a run as a line of JSON, newline included; None when it is no example.
-
-    Args:
-        steps: The steps of one run, by hop.
-    """
+    """Return a run as a line of JSON, newline included; None when it is no example."""
     messages = _valid(_plain(_kept(steps) or list(_built(steps))), steps)
     if messages is None:
         return None

@@ -247,11 +247,7 @@ class AdminTables(BranchTables, RevocationTables):
         self.compact()
 
     def salvage(self, damaged: Callable[[str], None]) -> Salvaged:
-        """Return what is whole of a damaged store, to be exported; see `Salvaged`.
-
-        Args:
-            damaged: Told of each thing that is not whole.
-        """
+        """Return what is whole of a damaged store, to be exported; see `Salvaged`."""
         return Salvaged(self._db, self._namespace, self._decoded, damaged)
 
     def close(self) -> None:

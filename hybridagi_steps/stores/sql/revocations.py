@@ -247,11 +247,7 @@ def descendants(seeds: Iterable[str], *links: Kin) -> list[str]:
 
 
 def recallers(recalled: Iterable[tuple[str, Sequence[str]]]) -> Kin:
-    """Return the link from steps to those whose prompts held them.
-
-    Args:
-        recalled: Ids of steps, each with the ids that it recalled.
-    """
+    """Return the link from steps to those whose prompts held them."""
     by_source: dict[str, list[str]] = {}
     for step_id, sources in recalled:
         for source in sources:
