@@ -14,7 +14,8 @@ import sqlite3
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import quote
 
 try:
@@ -51,6 +52,29 @@ def make_private(path: Path) -> None:
 def private_opener(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file for `open`; one that this creates can be read by its owner alone."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Generator[BinaryIO]:
+    """Give a file beside a path, which takes its place once all went well; else it is gone.
+
+    Its owner alone can read it. With `sync` its content is on the disk before it has that place.
+    """
+    temporary: Path | None = None
+    try:
+        with NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            yield cast("BinaryIO", file)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:

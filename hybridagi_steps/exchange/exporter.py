@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.origins import RunScores, with_origin
 from hybridagi_steps.exchange.reader import file_path
+from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import as_list
@@ -335,29 +335,13 @@ def _target(path: Path, address: str | None) -> AbstractContextManager[BinaryIO]
 
 @contextmanager
 def _replacing(path: Path) -> Generator[BinaryIO]:
-    """Give a temporary file in the same folder; put it in place when all went well."""
-    temporary: Path | None = None
+    """Give a file that takes the place of another, and its permissions, when all went well."""
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            yield cast("BinaryIO", file)
-            file.flush()
-            os.fsync(file.fileno())
-        _take_mode(temporary, path)
-        temporary.replace(path)
-    except BaseException as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as file:
+            yield file
+            if path.exists():
+                Path(file.name).chmod(path.stat().st_mode & 0o777)
+    except OSError as error:
         if type(error) in (FileNotFoundError, PermissionError, IsADirectoryError, OSError):
-            raise ExchangeError(
-                f"cannot write {path}: {cast('OSError', error).strerror}."
-            ) from error
+            raise ExchangeError(f"cannot write {path}: {error.strerror}.") from error
         raise
-
-
-def _take_mode(temporary: Path, path: Path) -> None:
-    """Give the new file the permissions of the one it replaces; else its owner alone reads it."""
-    if path.exists():
-        temporary.chmod(path.stat().st_mode & 0o777)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from tempfile import mkstemp
 from typing import Any
 
 import dspy
@@ -26,6 +25,7 @@ from hybridagi_steps.optimize.demos import (
     with_provenance,
 )
 from hybridagi_steps.optimize.exclusion import Exclusions
+from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE
@@ -125,19 +125,13 @@ def to_finetune(
     )
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
     target, count = Path(path), 0
-    descriptor, partial = mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            for name, predict in program.named_predictors():
-                for demo in demos[name]:
-                    sides = {"inputs": dict(demo.inputs()), "outputs": dict(demo.labels())}
-                    told = adapter.format_finetune_data(predict.signature, demos=[], **sides)
-                    file.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
-                    count += 1
-        Path(partial).replace(target)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with replacing(target) as file:
+        for name, predict in program.named_predictors():
+            for demo in demos[name]:
+                sides = {"inputs": dict(demo.inputs()), "outputs": dict(demo.labels())}
+                told = adapter.format_finetune_data(predict.signature, demos=[], **sides)
+                file.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
+                count += 1
     return count
 
 

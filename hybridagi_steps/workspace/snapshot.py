@@ -19,7 +19,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from hybridagi_steps.errors import WorkspaceError
-from hybridagi_steps.outside_files import StateFolder, private_opener
+from hybridagi_steps.outside_files import StateFolder, replacing
 from hybridagi_steps.workspace.confined import IGNORED, ConfinedDirectory
 
 
@@ -284,25 +284,17 @@ class ChangeLog:
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
-            self._write_whole(path, content)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(path, sync=self._sync) as file:
+                file.write(content)
+            if self._sync:
+                descriptor = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         except OSError as error:
             raise WorkspaceError(f"the state folder {self.folder}: {error.strerror}") from error
-
-    def _write_whole(self, path: Path, content: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(temporary, "wb", opener=private_opener) as file:
-            file.write(content)
-            if self._sync:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-        if self._sync:
-            descriptor = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 def _read_content(path: Path, name: str) -> bytes:
