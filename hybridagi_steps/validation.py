@@ -33,6 +33,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_values import (
     MAX_DEPTH,
     first_fault,
+    is_clean,
     is_json,
     json_value,
     too_deep,
@@ -135,18 +136,16 @@ def _is_plain(fields: dict[str, Any]) -> bool:
 
 def _check_id(step: AgentStep, name: str, value: object) -> None:
     text = id_text(cast("UUID | str", value))
+    _check_name(name, text, f"{name} of step {str(step.id)[:40]!r}")
+
+
+def _check_name(name: str, text: str, called: str) -> None:
     if not 0 < len(text) <= MAX_ID_LENGTH:
         raise InvalidStepError(
-            f"{name} of step {str(step.id)[:40]!r} has {len(text)} characters; 1 to "
-            f"{MAX_ID_LENGTH} are allowed."
+            f"{called} has {len(text)} characters; 1 to {MAX_ID_LENGTH} are allowed."
         )
-    if not text.isprintable() and ("\x00" in text or has_lone_surrogate(text)):
+    if not text.isprintable() and not is_clean(text):
         raise InvalidStepError(f"{name} {text!r} holds NUL or a lone surrogate.")
-
-
-def has_lone_surrogate(text: str) -> bool:
-    """Tell whether a text holds half of a character, which no file can."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _redacted_or_refused(
@@ -207,12 +206,7 @@ def check_id(name: str, value: object) -> None:
     """Check an id that is stored with a message."""
     if not isinstance(value, str):
         raise InvalidStepError(f"{name} is a text, not {type(value).__name__}.")
-    if not 0 < len(value) <= MAX_ID_LENGTH:
-        raise InvalidStepError(
-            f"{name} {value[:40]!r} has {len(value)} characters; 1 to {MAX_ID_LENGTH} are allowed."
-        )
-    if not value.isprintable() and ("\x00" in value or has_lone_surrogate(value)):
-        raise InvalidStepError(f"{name} {value!r} holds NUL or a lone surrogate.")
+    _check_name(name, value, f"{name} {value[:40]!r}")
 
 
 def _admitted_message(message: Any, session_id: str, redact: Redact | None) -> Step:

@@ -100,7 +100,7 @@ def is_json(value: Any, depth: int = 0) -> bool:
     """
     kind = cast("type[Any]", type(value))
     if kind is str:
-        return _is_clean(value)
+        return is_clean(value)
     if kind is dict:
         if depth > MAX_DEPTH:
             return False
@@ -109,7 +109,7 @@ def is_json(value: Any, depth: int = 0) -> bool:
                 return False
             # Most values are texts, numbers or nothing: asked here, they cost no call of ours.
             if type(item) is str:
-                if "\x00" in item or not (item.isascii() or _is_clean(item)):
+                if "\x00" in item or not (item.isascii() or is_clean(item)):
                     return False
             elif type(item) is float:
                 if not math.isfinite(item):
@@ -129,7 +129,7 @@ def is_json(value: Any, depth: int = 0) -> bool:
     return kind is list and depth <= MAX_DEPTH and all(is_json(item, depth + 1) for item in value)
 
 
-def _is_clean(text: str) -> bool:
+def is_clean(text: str) -> bool:
     """Return whether a text holds neither NUL nor half a character."""
     if "\x00" in text:
         return False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from hybridagi_steps.errors import InvalidSettingError, UnsupportedAddressError
 from hybridagi_steps.protocols import Durability
+from hybridagi_steps.records.json_values import is_clean
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeout
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _check_namespace(namespace: object) -> None:
         raise InvalidSettingError(
             f"a namespace has 1 to {MAX_NAMESPACE_LENGTH} characters; got {len(namespace):,}."
         )
-    if any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in namespace):
+    if not is_clean(namespace):
         raise InvalidSettingError(f"the namespace {namespace!r} holds NUL or a lone surrogate.")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, SequenceConflictError
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.json_values import is_clean
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import Written, message_dicts
@@ -23,8 +24,7 @@ def check_names(session_id: str, messages: Sequence[Step], key: str | None) -> N
     """Check the names that a database compares."""
     names = [("session id", session_id), *(("message id", message.id) for message in messages)]
     for what, name in (*names, *([("idempotency key", key)] if key is not None else [])):
-        halved = not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)
-        if not name or "\x00" in name or halved:
+        if not name or not is_clean(name):
             raise InvalidStepError(
                 f"the {what} {name!r} is empty, or holds NUL or a lone surrogate; use another."
             )
