@@ -137,33 +137,12 @@ class AllowedCommands:
                 raise CommandNotAllowedError(f"the argument {word!r:.80} holds a NUL")
         return [_program(words[0]), *words[1:]]
 
-    def run(
-        self,
-        argv: Sequence[str],
-        directory: Path,
-        *,
-        timeout_seconds: float,
-        output_bytes: int,
-        protected: Iterable[str] = (),
-    ) -> CommandResult:
-        """Run a command if it is allowed; as `run_command`.
-
-        Args:
-            argv: Program and arguments.
-            directory: Where it runs, and in a sandbox all that it may change.
-            timeout_seconds: When it is stopped.
-            output_bytes: How much of its output is kept.
-            protected: Paths below the directory that it may only read in a sandbox.
-        """
+    def sandbox(self, directory: Path, protected: Iterable[str] = ()) -> Confine | None:
+        """Return what confines commands to a directory, of which some paths can only be read."""
+        if not self.confined:
+            return None
         kept = [directory / path for path in protected]
-        confine = partial(sandboxed, directory=directory, readable=self._readable, protected=kept)
-        return run_command(
-            self.checked(argv),
-            directory,
-            timeout_seconds=timeout_seconds,
-            output_bytes=output_bytes,
-            confine=confine if self.confined else None,
-        )
+        return partial(sandboxed, directory=directory, readable=self._readable, protected=kept)
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -201,17 +180,13 @@ def sandboxed(
     home: Path,
     *,
     directory: Path,
-    readable: Iterable[Path] = (),
-    protected: Iterable[Path] = (),
+    readable: Iterable[Path],
+    protected: Sequence[Path],
 ) -> list[str]:
-    """Return the argument list that runs a command confined.
+    """Return the argument list that runs a command confined; its program is an absolute path.
 
-    Args:
-        argv: The command, its program as an absolute path.
-        home: For its temporary files.
-        directory: Where it works, and what it may change.
-        readable: What it may read beside the system's programs and this Python.
-        protected: What in `directory` it may only read.
+    It may write to its home and its directory but for what is protected there, and read what is
+    readable, the system's programs and this Python.
     """
     seen = [*map(Path, (*_SYSTEM, sys.base_prefix, sys.prefix)), *readable]
     program = Path(argv[0])
@@ -220,11 +195,12 @@ def sandboxed(
             seen.append(path)
     mounts = [("--ro-bind-try", path) for path in seen]
     mounts += [("--bind", directory), ("--bind", home)]
-    kept = list(protected)
     # What is mounted cannot be moved away, with what stands in it.
-    around = {parent for path in kept for parent in path.parents if directory in parent.parents}
+    around = {
+        parent for path in protected for parent in path.parents if directory in parent.parents
+    }
     mounts += [("--bind", path) for path in sorted(around)]
-    mounts += [("--ro-bind", path) for path in (*kept, _SETTINGS_OF_KERNEL)]
+    mounts += [("--ro-bind", path) for path in (*protected, _SETTINGS_OF_KERNEL)]
     placed = [str(word) for kind, path in mounts for word in (kind, path, path)]
     inside = ["--remount-ro", "/", "--chdir", str(directory), "--", *argv]
     return [_bwrap(), *_ISOLATED, *_OWN, *placed, *inside]

@@ -31,7 +31,12 @@ from hybridagi_steps.workspace.changes import (
     refuse_links_out,
     sizes_after,
 )
-from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, Sandboxing
+from hybridagi_steps.workspace.command import (
+    AllowedCommands,
+    CommandResult,
+    Sandboxing,
+    run_command,
+)
 from hybridagi_steps.workspace.confined import (
     ConfinedDirectory,
     FoundLine,
@@ -196,12 +201,12 @@ class Workspace:
                 consent; that is removed.
         """
         guarded = self._guarded() if self.commands.confined else Places()
-        result = self.commands.run(
-            argv,
+        result = run_command(
+            self.commands.checked(argv),
             self.root,
             timeout_seconds=timeout_seconds or self.timeout_seconds,
             output_bytes=self.output_bytes,
-            protected=guarded,
+            confine=self.commands.sandbox(self.root, guarded),
         )
         if self.commands.confined:
             self._end_of_command(guarded)
