@@ -70,7 +70,8 @@ def test_the_tool_that_closes_an_agent_is_seen() -> None:
         "next_tool_args": {"city": "Oslo"},
     }
     done = {"next_thought": "done", "next_tool_name": "finish", "next_tool_args": {}}
-    with dspy.context(lm=scripted_lm([turn, done, {"reasoning": "r", "answer": "rain"}] * 2)):
+    script: list[Any] = [turn, done, {"reasoning": "r", "answer": "rain"}]
+    with dspy.context(lm=scripted_lm(script * 2)):
         for _ in range(2):
             with hs.record(memory) as run:
                 agent(question="Rain in Oslo?")
