@@ -274,11 +274,13 @@ class Ledger:
         self, what: str, right: dict[str, list[State]], prompted: list[str]
     ) -> None:
         """Read every byte of every file, and prompts, packed there: what was purged is in none."""
-        words = [word for states in right.values() for word in expected.words_erased(states, 12)]
+        erased = [expected.words_erased(states, 10_000) for states in right.values()]
+        said = {word for one in prompted for word in one.split()}
+        for word in said & {word for each in erased for word in each}:
+            self.tally.found("leaked", f"{what}: purged {word} is in a prompt")
+        words = [word for each in erased for word in each[:12]]
         if not words:
             return
-        for word in {one for said in prompted for one in said.split()}.intersection(words):
-            self.tally.found("leaked", f"{what}: purged {word} is in a prompt")
         server = self.setting.server
         folder = self.folder if server is None else server.files_of(self.address)
         for path in sorted(folder.rglob("*")) if folder is not None else ():

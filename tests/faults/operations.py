@@ -70,11 +70,7 @@ class Lane:
             "batch": lambda: {"do": "batch", "steps": self._steps(self.chance.randint(2, 7))},
             "import": lambda: {"do": "import", "steps": self._steps(self.chance.randint(2, 30))},
             "update": self._update,
-            "keep_prompts": lambda: {
-                "do": "keep_prompts",
-                "steps": self._steps(1),
-                "of": self._some()[:1],
-            },
+            "keep_prompts": self._keep_prompts,
             "delete": self._delete,
             "score": self._score,
             "append": lambda: self._said("append", self._session(), self.chance.randint(1, 3)),
@@ -118,6 +114,12 @@ class Lane:
     def _update(self) -> Operation | None:
         steps = [[name, self._text(), self.state["steps"][name][1]] for name in self._some()]
         return {"do": "update", "steps": [*steps, *self._steps(1)]} if steps else None
+
+    def _keep_prompts(self) -> Operation:
+        """A step in a run of its own, that recalls some of others."""
+        name, word = f"{self.name}.{self._word()}", self._word()
+        steps = [[name, word, f"{self.name}.run.{word}"]]
+        return {"do": "keep_prompts", "steps": steps, "of": self._some()}
 
     def _delete(self) -> Operation | None:
         return {"do": "delete", "ids": ids} if (ids := self._some()) else None
@@ -225,7 +227,7 @@ class Writer:
         elif kind == "import":
             self._import(operation)
         elif kind == "keep_prompts":
-            self._keep_prompts(*operation["steps"], of=operation["of"])
+            self._prompt(*operation["steps"], of=operation["of"])
         elif kind == "delete":
             memory.delete(operation["ids"])
         elif kind == "score":
@@ -257,7 +259,7 @@ class Writer:
         assert report.added + report.already_there == len(steps), report
         source.unlink()
 
-    def _keep_prompts(self, values: list[Any], *, of: list[str]) -> None:
+    def _prompt(self, values: list[Any], *, of: list[str]) -> None:
         """Add a step, with a prompt that says what it says and what it recalled."""
         step, seen = step_of(*values), self.memory.get_steps(of)
         step.metadata = {"recalled": of}
