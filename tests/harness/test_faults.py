@@ -24,7 +24,7 @@ from faults.harness import FORBIDDEN, Ledger, Opener, Setting, Tally, opened
 from faults.operations import EVERY, Lane, Writer
 from faults.processes import Shim, ask, ended_within, fork
 
-from hybridagi_steps import StepMemory
+from hybridagi_steps import StepMemory, erasure
 from hybridagi_steps.records.listings import StepHits
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +63,18 @@ class Keeping(StepMemory):
         path = Path(self.address)
         self.vacuum()  # so that what is purged is in the file itself
         path.with_name("copy").write_bytes(path.read_bytes())
+        return super().purge(where, by=by)
+
+
+def nothing(*_: object) -> None:
+    """Do nothing."""
+
+
+class Recalling(StepMemory):
+    """Keeps the prompts of steps that recalled what it purges."""
+
+    def purge(self, where: Any, *, by: str | None = None) -> Any:
+        vars(erasure)["forget_prompts_beyond"] = nothing  # in the process of its writer
         return super().purge(where, by=by)
 
 
@@ -115,6 +127,7 @@ def test_a_memory_that_keeps_its_promises_is_not_blamed(tmp_path: Path) -> None:
         (Halving, "batch", "half_written"),
         (Changing, "batch", "silently_changed"),
         (Keeping, "purge_run", "leaked"),
+        (Recalling, "keep_prompts", "leaked"),
         (Raising, "add", "untyped_errors"),
         (Unsearchable, "add", "lost"),
     ],
