@@ -17,9 +17,10 @@ import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidProgramError
 from hybridagi_steps.graph.checks import check_programs
 from hybridagi_steps.graph.interpreter import GraphInterpreter
+from hybridagi_steps.graph.run_state import AgentOutput
 from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
 from hybridagi_steps.programs.tools import Predict, Speak
-from hybridagi_steps.records.agent_step import AgentStepType
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.testing import scripted_lm
 
 
@@ -107,3 +108,30 @@ def test_every_run_ends_truthfully_and_leaves_whole_steps(
         assert failed[0].step_type in (AgentStepType.Action, AgentStepType.Decision)
     if out.finish_reason == "max_iters":
         assert {step.step_type for step in failed} == {AgentStepType.ProgramEnd}
+    if out.finish_reason != "finished":
+        read = stopped(agent, steps)
+        assert (read.stopped_at, read.session) == (out.stopped_at, out.session)
+    for cut in range(1, len(steps)):
+        following = steps[cut]
+        if following.step_type != AgentStepType.ProgramEnd:
+            place = (following.metadata or {})["node"]
+        elif following.status == "ok":
+            place = f"{following.program}.end"
+        else:
+            break
+        assert ".".join(stopped(agent, steps[:cut]).stopped_at[-1]) == place
+
+
+class Left(list[AgentStep]):
+    """The steps of the only run of a memory."""
+
+    def add(self, step: AgentStep, /) -> None:
+        self.append(step)
+
+    def run(self, run_id: str, /) -> list[AgentStep]:
+        return [step for step in self if step.run_id == run_id]
+
+
+def stopped(agent: GraphInterpreter, steps: list[AgentStep]) -> AgentOutput:
+    """Return what a run is taken up from of which these steps were stored."""
+    return agent.stopped_run(str(steps[0].run_id), memory=Left(steps))
