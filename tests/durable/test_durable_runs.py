@@ -26,7 +26,14 @@ import pytest
 from provider_double import check_openai
 from runner_cases import SyncAgent, kinds, messages, thought
 
-from hybridagi_steps import AgentSession, RunHook, StepMemory, StepRunner
+from hybridagi_steps import (
+    AgentSession,
+    RunHook,
+    StepMemory,
+    StepRunner,
+    StepRunnerConfig,
+    ToolRequest,
+)
 from hybridagi_steps.durable.session_runs import DurableRunner, turn_of
 from hybridagi_steps.errors import (
     InvalidSettingError,
@@ -45,7 +52,7 @@ from hybridagi_steps.testing import ScriptedLM, request_text
 
 pytest.importorskip("dbos", reason="needs the extra `durable`")
 
-MOMENTS = ("asking", "in_tool", "in_idempotent_tool", "between", "answered")
+MOMENTS = ("asking", "in_tool", "in_idempotent_tool", "between", "answered", "consenting")
 """Where a worker is killed; also the names of sessions and the questions asked in them."""
 
 
@@ -106,10 +113,16 @@ class Program:
                 if run.session_id == "answered":
                     await asyncio.to_thread(here, "answered")
 
+        async def consent(request: ToolRequest) -> bool:
+            if request.session_id == "consenting":
+                await asyncio.to_thread(here, "consenting")
+            return True
+
         agent = SyncAgent([write, read])
         agent.react.max_iters = 1000
         agent.set_lm(ScriptedLM(self.reply))
-        return StepRunner(agent, memory, hooks=[Ends()])
+        config = StepRunnerConfig(consent=consent)
+        return StepRunner(agent, memory, hooks=[Ends()], config=config)
 
 
 def work(folder: str) -> None:
@@ -178,7 +191,7 @@ class Done(NamedTuple):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Generator[Done]:
-    """Kill one worker in the middle of six runs; let another one end them, and one more."""
+    """Kill one worker in the middle of seven runs; let another one end them, and one more."""
     folder = tmp_path_factory.mktemp("durable")
     program = Program(folder)
     (folder / "hold").touch()
@@ -201,6 +214,7 @@ async def begun(durable: DurableRunner, program: Program, folder: Path) -> dict[
     runs["never"] = await durable.submit("unwanted", "never asked")
     with worker(folder):
         wait_for(lambda: all(program.count(m) >= 1 + (m == "between") for m in MOMENTS))
+        wait_for(lambda: bool(durable.memory.find({"scope": "consent"}).steps))
         assert await durable.cancel(runs["never"])
     # Its worker is dead: whoever takes it up must see that nobody wants it any more.
     assert await durable.cancel(runs["unwanted"])
@@ -244,6 +258,11 @@ def test_a_tool_in_flight_runs_again_only_if_it_is_idempotent(done: Done) -> Non
     assert tools_run(done, "in_idempotent_tool") == ["read"]
     assert done.program.count("in_tool") == 1
     assert "interrupted" in tools_run(done, "in_tool")[0]
+
+
+def test_a_tool_that_waited_for_consent_is_asked_about_again_and_runs_once(done: Done) -> None:
+    assert done.program.count("consenting") == 2
+    assert tools_run(done, "consenting") == ["written"]
 
 
 def test_what_was_stored_is_not_done_again(done: Done) -> None:
