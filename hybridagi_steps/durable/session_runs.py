@@ -48,7 +48,7 @@ from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.starting import check_message, session_of
 from hybridagi_steps.sessions.session_checks import check_owner
-from hybridagi_steps.stores.address import is_server
+from hybridagi_steps.stores.address import is_server, shown_address
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import check_names
 from hybridagi_steps.validation import admitted_messages
@@ -106,10 +106,11 @@ class DurableRunner:
         self.memory: StepMemory = self._opened or memory  # pyright: ignore[reportAttributeAccessIssue]
         if self.memory.address == ":memory:":
             raise InvalidSettingError("durable runs need a memory in a file, such as 'steps.db'.")
-        if database is None and is_server(self.memory.address):
+        place = os.fspath(database or self.memory.address)
+        if is_server(place):
             raise InvalidSettingError(
-                "durable runs over a memory that is no file need a file for their queue; name it: "
-                "database='steps.runs'."
+                f"a queue of runs is an SQLite file on the machine of its workers, not "
+                f"{shown_address(place)}; name one: database='steps.runs'."
             )
         made = program is None or isinstance(program, StepRunner)
         self.runner: StepRunner | None = program if made else StepRunner(program, self.memory)

@@ -334,6 +334,10 @@ def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:
     with StepMemory(":memory:", embedder="hashing") as memory:
         with pytest.raises(InvalidSettingError, match="in a file"):
             DurableRunner(memory=memory)
+        queue = "postgresql://ann:secret@db/runs"
+        with pytest.raises(InvalidSettingError, match="SQLite file") as refused:
+            DurableRunner(memory=done.memory, database=queue)
+        assert "secret" not in str(refused.value)
         with pytest.raises(InvalidSettingError, match="another one"):
             DurableRunner(done.program.runner(memory), done.memory)
 
