@@ -22,9 +22,9 @@ from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.trials import example_key
 from hybridagi_steps.recording.values import plain
-from hybridagi_steps.recording_hooks import active_user_id
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.recording_hooks import active_user_id, unnoted
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.provenance import recalled_by
 from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.records.trials import TRIAL
@@ -222,7 +222,7 @@ class Fence:
         return known
 
     def _read(self, steps: Sequence[AgentStep]) -> _Run:
-        recalled, examples = set[str](), set[str]()
+        recalled, examples = self._said_before(steps), set[str]()
         untold = False
         for step in steps:
             metadata = step.metadata or {}
@@ -239,6 +239,17 @@ class Fence:
         known = frozenset(group for group in groups if group is not None)
         ties = None if untold else Ties(known, frozenset(examples))
         return _Run(max((step.hop for step in steps), default=0), ties, frozenset(recalled))
+
+    def _said_before(self, steps: Sequence[AgentStep]) -> set[str]:
+        """Return a step of the run before this one in its session, whose answer it may repeat."""
+        session_id = next((step.session_id for step in steps if step.session_id is not None), None)
+        if session_id is None:
+            return set()
+        began = min(step.created_at for step in steps)
+        earlier = StepFilter(session_id=session_id, until=began, scope=EVERY_SCOPE)
+        with unnoted():
+            found = self._memory.find(earlier, limit=1, newest_first=True).steps
+        return {id_text(step.id) for step in found}
 
     def _group(self, inputs: dict[str, Any]) -> int | None:
         """Return a group as a hash, which holds nothing of what may be erased."""

@@ -255,6 +255,34 @@ def test_an_echo_of_an_echo_is_known_too(memory: hs.StepMemory) -> None:
     assert (asked_for(lm), leaks(lm)) == (len(VAL), [])
 
 
+def test_what_was_said_before_in_a_session_is_known_to_its_later_runs() -> None:
+    """Runs of a conversation see the answers before them, and so do those of a fork."""
+
+    def group(inputs: dict[str, Any]) -> str:
+        return inputs.get("message") or inputs["question"]
+
+    async def converse(memory: hs.StepMemory) -> None:
+        runner = hs.StepRunner(dspy.Predict("question -> answer"), memory)
+        await runner.run("talk", "What about the seat before?")
+        await runner.run("talk", VAL[0].question)
+        await runner.run("talk", "And what else?")
+        await memory.repository().fork("talk", 4, "fork")
+        await runner.run("fork", "And anything else?")
+
+    replies = [{"answer": text} for text in ("honest", SECRET[0], f"again {SECRET[0]}", SECRET[0])]
+    with hs.StepMemory(":memory:", embedder="hashing") as memory:
+        with dspy.context(lm=scripted_lm(replies)):
+            asyncio.run(converse(memory))
+        lm = scripted_lm(copier)
+        ask = hs.WithExperience(dspy.Predict("question -> answer"), memory, 9, group=group)
+        with dspy.context(lm=lm), hs.record(memory, scope="mine"):
+            ask(question=VAL[0].question)
+            assert leaks(lm) == []
+            assert len(ask.last_recall()) == 1, "what was said before it is honest"
+            ask(question="Something new?")
+            assert len(ask.last_recall()) == 4
+
+
 def test_in_everyday_use_the_answer_known_is_what_is_recalled(memory: hs.StepMemory) -> None:
     lm = scripted_lm(copier)
     student = hs.WithExperience(Ask(), memory, group=task_of, on_error="raise")
