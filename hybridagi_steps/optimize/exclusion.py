@@ -222,7 +222,7 @@ class Fence:
         return known
 
     def _read(self, steps: Sequence[AgentStep]) -> _Run:
-        recalled, examples = self._said_before(steps), set[str]()
+        recalled, examples = self._went_before(steps), set[str]()
         untold = False
         for step in steps:
             metadata = step.metadata or {}
@@ -240,15 +240,21 @@ class Fence:
         ties = None if untold else Ties(known, frozenset(examples))
         return _Run(max((step.hop for step in steps), default=0), ties, frozenset(recalled))
 
-    def _said_before(self, steps: Sequence[AgentStep]) -> set[str]:
-        """Return a step of the run before this one in its session, whose answer it may repeat."""
+    def _went_before(self, steps: Sequence[AgentStep]) -> set[str]:
+        """Return steps of other runs that these go on from, whose answers they may repeat.
+
+        That is the run before in their session, and the one that they branched off or were called
+        by.
+        """
+        own = {id_text(step.id) for step in steps}
+        others = {id_text(step.parent_id) for step in steps if step.parent_id is not None} - own
+        found = self._memory.get_steps(sorted(others)) if others else []
         session_id = next((step.session_id for step in steps if step.session_id is not None), None)
-        if session_id is None:
-            return set()
-        began = min(step.created_at for step in steps)
-        earlier = StepFilter(session_id=session_id, until=began, scope=EVERY_SCOPE)
-        with unnoted():
-            found = self._memory.find(earlier, limit=1, newest_first=True).steps
+        if session_id is not None:
+            began = min(step.created_at for step in steps)
+            earlier = StepFilter(session_id=session_id, until=began, scope=EVERY_SCOPE)
+            with unnoted():
+                found += self._memory.find(earlier, limit=1, newest_first=True).steps
         return {id_text(step.id) for step in found}
 
     def _group(self, inputs: dict[str, Any]) -> int | None:

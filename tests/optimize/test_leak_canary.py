@@ -283,6 +283,23 @@ def test_what_was_said_before_in_a_session_is_known_to_its_later_runs() -> None:
             assert len(ask.last_recall()) == 4
 
 
+def test_a_run_that_goes_on_from_another_is_tied_to_it() -> None:
+    """A retry in a run of its own, or an agent that was called by another."""
+
+    def call(run: str, task: str, parent_id: str | None = None) -> hs.AgentStep:
+        inputs = {"program": "Ask", "purpose": "", "arguments": {"task": task}}
+        kind = hs.AgentStepType.ProgramCall
+        return hs.AgentStep(id=run, run_id=run, step_type=kind, inputs=inputs, parent_id=parent_id)
+
+    with hs.StepMemory(":memory:") as memory:
+        steps = [call("a", "one"), call("b", "two", "a"), call("c", "three", "b")]
+        memory.add([*steps, call("d", "four"), call("e", "five", "not here")])
+        fence = Fence(memory, task_of)
+        one = fence.group_of({"task": "one"})
+        assert one is not None
+        assert fence.tied(memory.iter_steps(), Ties(frozenset([one]))) == {"a", "b", "c"}
+
+
 def test_in_everyday_use_the_answer_known_is_what_is_recalled(memory: hs.StepMemory) -> None:
     lm = scripted_lm(copier)
     student = hs.WithExperience(Ask(), memory, group=task_of, on_error="raise")
