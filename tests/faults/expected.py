@@ -27,6 +27,8 @@ class State(TypedDict):
     """Steps that nobody needs any more: gone or still there, but never altered."""
     pinned: list[str]
     """Steps that `forget` leaves."""
+    recalled: dict[str, list[str]]
+    """Of steps that descend from others: from which."""
     scores: dict[str, float]
     sessions: dict[str, list[str]]
     maybe_sessions: list[str]
@@ -73,6 +75,7 @@ def empty() -> State:
         "steps": {},
         "maybe": {},
         "pinned": [],
+        "recalled": {},
         "scores": {},
         "sessions": {},
         "maybe_sessions": [],
@@ -118,6 +121,7 @@ def applied(state: State, operation: Operation) -> State:
         "steps": dict(state["steps"]),
         "maybe": dict(state["maybe"]),
         "pinned": list(state["pinned"]),
+        "recalled": dict(state["recalled"]),
         "scores": dict(state["scores"]),
         "sessions": dict(state["sessions"]),
         "maybe_sessions": list(state["maybe_sessions"]),
@@ -146,6 +150,7 @@ def _store(state: State, operation: Operation) -> None:
     for step_id, text, run in operation["steps"]:
         state["maybe"].pop(step_id, None)
         state["steps"][step_id] = [text, run, None]
+        state["recalled"][step_id] = operation.get("of", [])
     new = {step_id for step_id, _, _ in operation["steps"]}
     state["pinned"] = [name for name in state["pinned"] if name not in new]
 
@@ -155,9 +160,14 @@ def _pin(state: State, operation: Operation) -> None:
 
 
 def _forget(state: State, operation: Operation) -> None:
-    for name, (_, run, _) in list(state["steps"].items()):
-        if run == operation["run"] and name not in state["pinned"]:
-            del state["steps"][name]
+    going = {name for name, value in state["steps"].items() if value[1] == operation["run"]}
+    edge = going
+    while edge:  # what recalled one of them goes, too
+        of = state["recalled"]
+        edge = {name for name in state["steps"] if not edge.isdisjoint(of.get(name, ()))} - going
+        going = going | edge
+    for name in going - set(state["pinned"]):
+        del state["steps"][name]
 
 
 def _delete(state: State, operation: Operation) -> None:
