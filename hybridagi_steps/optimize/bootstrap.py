@@ -19,7 +19,7 @@ from typing import Any
 import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 
-from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.optimize.demos import (
@@ -41,6 +41,7 @@ from hybridagi_steps.optimize.exclusion import (
     exclusions,
     narrowed,
 )
+from hybridagi_steps.optimize.stored_runs import check_memory
 from hybridagi_steps.optimize.with_experience import LearnedProgram
 from hybridagi_steps.recording.recorded_program import checked_program
 from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID
@@ -91,8 +92,7 @@ class BootstrapFromMemory(Teleprompter):
         exclude: Exclusions = (),
         seed: int = 0,
     ) -> None:
-        if not isinstance(memory, StepMemory):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-            raise InvalidMemoryError(memory, "find()", "get_steps()", "run_steps()")
+        check_memory(memory)
         self.memory, self.max_demos = memory, whole_number("max_demos", max_demos, 1)
         self.exclude = exclusions(exclude)
         self.where = narrowed(where, ())

@@ -21,7 +21,7 @@ import dspy
 from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils.exceptions import AdapterParseError
 
-from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import defaults_of, unwrapped
 from hybridagi_steps.optimize.exclusion import (
@@ -34,6 +34,7 @@ from hybridagi_steps.optimize.exclusion import (
 )
 from hybridagi_steps.optimize.recall import Experience, OutermostCall, Shown
 from hybridagi_steps.optimize.receipt import Receipt
+from hybridagi_steps.optimize.stored_runs import check_memory
 from hybridagi_steps.recording.recorded_program import ProgramShell, checked_program
 from hybridagi_steps.recording.scopes import overriding
 from hybridagi_steps.recording.step_shapes import (
@@ -184,8 +185,8 @@ class WithExperience(LearnedProgram):
     ) -> None:
         inner = checked_program(program, "WithExperience")
         inner = inner.program if isinstance(inner, WithExperience) else inner
-        if memory is not None and not isinstance(memory, StepMemory):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-            raise InvalidMemoryError(memory, "search()", "get_steps()", "run_steps()")
+        if memory is not None:
+            check_memory(memory)
         if not is_number(prefer) or not math.isfinite(prefer):
             raise InvalidSettingError(f"prefer is a number, such as 0.05, not {prefer!r:.80}.")
         if on_error not in ("plain", "raise"):
