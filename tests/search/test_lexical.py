@@ -411,12 +411,11 @@ def test_the_forward_index_has_the_words_of_each_document(
 def test_of_a_file_only_the_words_looked_at_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(posting_blocks, "MOST_DOCUMENTS", 2**16)
+    monkeypatch.setattr(lexical, "NEWEST", posting_blocks.NEWEST)
     index, read = LexicalIndex(), [0]
-    each = [
-        (row, [f"ref{row}", f"w{row % 999}", *(f"c{n}" for n in range(60))])
-        for row in range(20_000)
-    ]
-    index.add(each)
+    common = [f"c{number}" for number in range(60)]
+    index.add([(row, [f"ref{row}", f"w{row % 999}", *common]) for row in range(20_000)])
     expected, terms = index.match(["w5", "ref104"]).top(9), ["w5", "ref104", "nowhere"]
     pread = index_cache._pread  # pyright: ignore[reportPrivateUsage]
 
