@@ -23,7 +23,7 @@ from hybridagi_steps.search.key_columns import Column
 
 PIECE = 4
 """Bytes of a piece of a word: letters, in ASCII."""
-AT_HAND = 2**16
+AT_HAND = 2**17
 """Terms in the dictionary, 100 to 150 bytes each, from which the table takes them in."""
 COMMON = 256
 """Terms of more than one in so many documents stay at hand."""
