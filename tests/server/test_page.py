@@ -128,7 +128,11 @@ def entered(page: Any, served: Served) -> None:
 
 def say(page: Any, text: str) -> None:
     """Say something and wait for the answer to be stored."""
-    say_on(page, text)
+    said = page.locator(".message-user").count()
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_label("Message", exact=True).press("Enter")
+    # A busy machine may look too late to see Stop.
+    until(lambda: page.locator(".message-user").count() > said)
     page.get_by_role("button", name="Send").wait_for()
     page.locator(".messages[aria-busy=false]").wait_for()
     until(lambda: page.get_by_role("button", name="Export").count() == 1)

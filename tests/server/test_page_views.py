@@ -304,10 +304,15 @@ def test_every_text_of_every_view_stands_out(page: Any, memory: Any, scheme: str
         page.locator(".drawing svg").first.wait_for()
         assert page.evaluate(FAINT) == []
         assert page.evaluate(UNREACHED) == []
+        page.get_by_role("tab", name="Graph").focus()
         page.keyboard.press("?")
         page.get_by_role("dialog").wait_for()
-        assert page.get_by_role("dialog").get_by_text("map").count() == 2
+        page.keyboard.press("Tab")
+        focused = "document.activeElement.textContent"
+        assert page.evaluate(focused) == "Close", "what lies behind a dialog is not reached"
         page.keyboard.press("Escape")
+        page.get_by_role("dialog").wait_for(state="detached")
+        until(lambda: page.evaluate(focused) == "Graph")
 
 
 @pytest.mark.parametrize("width", [320, 390, 820])

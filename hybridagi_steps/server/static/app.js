@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { go, useAddress } from "./navigation.js";
-import { html, render, useEffect, useState } from "./preact.js";
+import { html, render, useEffect, useRef, useState } from "./preact.js";
 import { Failure } from "./shared.js";
 import { SessionList, SessionView } from "./views/sessions.js";
 import { CompareView } from "./views/compare.js";
@@ -72,16 +72,25 @@ function useKeys(onHelp) {
 function Help({ onClose }) {
   const keys = [["/", "search"], ["s", "sessions"], ["r", "runs"], ["m", "map"], ["c", "write a message"],
     ["Enter", "send, open"], ["Shift + Enter", "new line"], ["↑ ↓", "next step of a run, of the map"], ["← →", "fold and unfold a step"], ["?", "this list"]];
+  const button = useRef(null);
   useEffect(() => {
-    const close = (event) => event.key === "Escape" && onClose();
-    addEventListener("keydown", close);
-    return () => removeEventListener("keydown", close);
+    const before = document.activeElement;
+    const press = (event) => {
+      if (event.key === "Escape") onClose();
+      if (event.key === "Tab") event.preventDefault(); // its button is all there is to reach
+    };
+    button.current.focus();
+    addEventListener("keydown", press);
+    return () => {
+      removeEventListener("keydown", press);
+      before?.focus();
+    };
   }, []);
   return html`<div class="veil" onClick=${onClose}>
     <section class="dialog" role="dialog" aria-modal="true" aria-labelledby="help-title">
       <h2 id="help-title">Keys</h2>
       <dl>${keys.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
-      <button type="button" ref=${(node) => node?.focus()} onClick=${onClose}>Close</button>
+      <button type="button" ref=${button} onClick=${onClose}>Close</button>
     </section></div>`;
 }
 
