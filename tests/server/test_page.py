@@ -181,7 +181,6 @@ def test_a_retry_keeps_the_old_answer_and_both_can_be_compared(page: Any, served
     entered(page, served)
     say(page, "Where is my money?")
     page.get_by_role("button", name="Retry message 1").click()
-    page.get_by_role("button", name="Stop").wait_for()
     page.get_by_role("button", name="Send").wait_for()
     page.get_by_role("tab", name="Branches").click()
     boxes = page.locator(".attempts input")
