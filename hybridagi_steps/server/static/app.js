@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { go, useAddress } from "./navigation.js";
-import { html, render, useEffect, useRef, useState } from "./preact.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
 import { Failure } from "./shared.js";
 import { SessionList, SessionView } from "./views/sessions.js";
 import { CompareView } from "./views/compare.js";
@@ -73,7 +73,7 @@ function Help({ onClose }) {
   const keys = [["/", "search"], ["s", "sessions"], ["r", "runs"], ["m", "map"], ["c", "write a message"],
     ["Enter", "send, open"], ["Shift + Enter", "new line"], ["↑ ↓", "next step of a run, of the map"], ["← →", "fold and unfold a step"], ["?", "this list"]];
   const button = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => { // before a key can go elsewhere
     const before = document.activeElement;
     const press = (event) => {
       if (event.key === "Escape") onClose();
