@@ -30,10 +30,12 @@ from pydantic import (
     PrivateAttr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    ValidationError,
     WrapSerializer,
     model_validator,
 )
 
+from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.messages.fences import fenced, listed, sealed
 from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.agent_step import AgentStep, id_text, shown
@@ -390,9 +392,15 @@ class StepContext(_PromptText):
         """Return steps of any of the kinds above as a prompt value.
 
         Raises:
-            pydantic.ValidationError: They are no steps.
+            InvalidStepError: They are no steps.
         """
-        return cls.model_validate(steps)
+        try:
+            return cls.model_validate(steps)
+        except ValidationError as error:
+            raise InvalidStepError(
+                f"{cls.__name__} is made of a step, a hit, a list of these, an AgentStepList or a "
+                f"QueryWithSteps, not of {cut(steps, 80)}."
+            ) from error
 
     def format(self) -> str:
         """Return the steps as they stand in a prompt."""

@@ -123,7 +123,7 @@ class StepMemory(Hygiene, Prompting, Listing):
             durability=durability,
             timeout_seconds=timeout_seconds,
         )
-        self._closed, self._appended = False, 0
+        self.closed, self._appended = False, 0
         OPEN_MEMORIES.add(self)
         self.added = 0  # AgentSteps that were stored through this object
         self._pid, self._lock = os.getpid(), threading.RLock()
@@ -480,9 +480,9 @@ class StepMemory(Hygiene, Prompting, Listing):
 
     def close(self) -> None:
         """Release the file. What is not indexed yet will be by the next who searches."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         OPEN_MEMORIES.discard(self)
         if self._searcher is not None and self._pid == os.getpid():
             self._searcher.close()
@@ -567,7 +567,7 @@ class StepMemory(Hygiene, Prompting, Listing):
             return self._searcher
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
 
     def _places_left(self) -> list[str]:

@@ -46,6 +46,7 @@
     ├── UnknownSessionError (KeyError)         no session has this id
     ├── UnknownSequenceError (KeyError)        the session has no message at this sequence
     ├── SequenceConflictError (ValueError)     the session ends elsewhere than the writer thought
+    │   └── UnknownBranchError (KeyError)      the session has no branch with this id
     ├── NotAllowedError (PermissionError)      another user's, or not there: this is not told
     ├── PlanError (ValueError)                 a plan that cannot be run
     │   ├── PlanParseError                     its text, with line and field
@@ -453,3 +454,13 @@ class UnknownSequenceError(StepsError, KeyError):
 
 class SequenceConflictError(StepsError, ValueError):
     """The session ends elsewhere than the writer thought, or its key stored something else."""
+
+
+class UnknownBranchError(SequenceConflictError, KeyError):
+    """The session has no branch with this id."""
+
+    def __init__(self, session_id: str, branch_id: int) -> None:
+        super().__init__(
+            f"session {session_id!r} has no branch {branch_id}; its `attempts` lists them."
+        )
+        self.session_id, self.branch_id = session_id, branch_id

@@ -18,7 +18,13 @@ import dspy
 from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
 
 from hybridagi_steps.display.view import plural
-from hybridagi_steps.errors import InvalidSettingError, InvalidStepError, RecordingError, StepsError
+from hybridagi_steps.errors import (
+    InvalidSettingError,
+    InvalidStepError,
+    MemoryClosedError,
+    RecordingError,
+    StepsError,
+)
 from hybridagi_steps.recording.call_tree import Labels, Run, on_own_strand
 from hybridagi_steps.recording.recorder import StepRecorder
 from hybridagi_steps.recording.scopes import override
@@ -101,6 +107,7 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
     Raises:
         InvalidMemoryError: `memory` has no `add` and `run`, or keeps no prompts.
         InvalidStepError: A label that no step can carry.
+        MemoryClosedError: The memory is closed when the block is entered.
 
     Example:
         `with hs.record(memory, session_id="notebook") as run: agent(question="…")`
@@ -121,6 +128,8 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
         self._entered: list[Block] = []
 
     def __enter__(self) -> RunHandle:
+        if getattr(self._memory, "closed", None) is True:
+            raise MemoryClosedError(f"{self._memory!r} is closed: nothing can be recorded into it.")
         block = Block(self._memory, self._labels)
         self._entered.append(block)
         return RunHandle(self._memory, block.run)

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from hybridagi_steps.records.json_values import is_json, json_value, with_repairs
 from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, new_id, utc_now
@@ -49,6 +50,9 @@ class AgentStepType(StrEnum):
     Decision = "Decision"
     ProgramCall = "ProgramCall"
     ProgramEnd = "ProgramEnd"
+
+
+_TYPES = tuple(AgentStepType)
 
 
 class AgentStep(BaseModel):
@@ -131,6 +135,13 @@ class AgentStep(BaseModel):
     @classmethod
     def _json_values(cls, data: object) -> Any:
         """Repair what JSON cannot hold before the fields are looked at, and name each repair."""
+        if isinstance(data, dict) and data.get("step_type") not in _TYPES:  # pyright: ignore[reportUnknownMemberType]
+            kinds, given = ", ".join(AgentStepType), data.get("step_type")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            raise PydanticCustomError(
+                "step_type",
+                "step_type is one of {kinds}{given}",
+                {"kinds": kinds, "given": "" if given is None else f", not {given!r:.80}"},
+            )
         return repaired(data) if isinstance(data, dict) else data  # pyright: ignore[reportUnknownArgumentType]
 
     @property

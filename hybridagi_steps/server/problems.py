@@ -65,6 +65,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.ContextBudgetError: 422,
     errors.UnknownSessionError: 404,
     errors.UnknownSequenceError: 404,
+    errors.UnknownBranchError: 404,
     errors.SequenceConflictError: 409,
     errors.PlanError: 422,
     errors.ArtifactConflictError: 409,

@@ -393,7 +393,7 @@ async def compare_branches(
 
     Raises:
         UnknownSessionError: No such session.
-        SequenceConflictError: A branch is not one of this session.
+        UnknownBranchError: A branch is not one of this session.
     """
     check_session(session_id, left, right)
     call = partial(compare, repo.store, session_id, left, right)

@@ -69,8 +69,11 @@ async def describe_session(
     try:
         changed = SessionDetails(title=title, metadata=told)
     except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"]))
         raise InvalidSettingError(
-            f"a title has up to 200 characters, and metadata are JSON values: {error}"
+            f"{place}: {fault['msg']}; a title is a text of up to 200 characters, and metadata are "
+            "JSON values."
         ) from error
     write = partial(_describe, repo.store, session_id, changed, repo._admit)  # noqa: SLF001 - a call of the repository, too  # pyright: ignore[reportPrivateUsage]
     return await repo._asked(session_id, write)  # noqa: SLF001 - as above  # pyright: ignore[reportPrivateUsage]

@@ -44,26 +44,26 @@ class Listing(ABC):
 
     def runs(
         self,
+        where: Where = None,
         *,
         limit: int = 100,
         offset: int = 0,
         user_id: str | None = None,
         scope: str | None = None,
-        where: Where = None,
     ) -> Runs:
         """Return what is known of each run, newest first; the list says when there are more.
 
         Those in flight in this process are among them.
 
         Args:
+            where: Only runs of which some step matches; `user_id` and `scope` mean what they do
+                here.
             limit: Most runs wanted.
             offset: Runs passed over.
             user_id: Only runs of which every step is this user's.
             scope: None: the user's own history, without the trials of `compile` and `Evaluate` and
                 whatever else stands in a scope as a whole. A scope's name: the runs that have steps
                 in it; `*`: all.
-            where: Only runs of which some step matches; `user_id` and `scope` mean what they do
-                here.
 
         Raises:
             InvalidFilterError: An unknown key in `where`.

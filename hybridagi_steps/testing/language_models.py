@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import cycle, repeat
 from typing import Any, NamedTuple, cast
 
@@ -32,7 +34,12 @@ from dspy.lm15 import (
     response_to_events,
 )
 
+from hybridagi_steps.errors import InvalidSettingError
+
+_log = logging.getLogger(__name__)
 _CHUNK_CHARACTERS = 6
+_CLOSE = 0.8
+"""How alike two names are of which one may be the other misspelt, 0..1."""
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -59,6 +66,9 @@ class ScriptedLM(dspy.LM):
         model: Its name, `provider/model`.
         options: Whatever else `dspy.LM` takes.
 
+    Raises:
+        InvalidSettingError: `script` is neither replies nor a function.
+
     A script that runs out of replies is an error. Copies share script and requests; a pickle starts
     the script again.
     """
@@ -72,6 +82,12 @@ class ScriptedLM(dspy.LM):
         model: str = "scripted/model",
         **options: object,
     ) -> None:
+        replies = isinstance(script, Sequence) and not isinstance(script, str | bytes)
+        if not replies and not callable(script):
+            raise InvalidSettingError(
+                "a script is a list of replies, a function from the request to the reply, or for "
+                f"scripted_lm() a dict of fields, not {script!r:.80}."
+            )
         engine = _Engine(script, delay_seconds)
         super().__init__(
             model, engine=engine, async_engine=_AsyncEngine(engine), cache=cache, **options
@@ -90,7 +106,7 @@ def scripted_lm(script: Script | Mapping[str, Any] | None = None, **options: Any
     Args:
         script: What `ScriptedLM` takes, or an answer for each output field by its name: of a list
             the next one each time, from the start again after the last. Fields that are not named
-            get a plausible answer.
+            get a plausible answer; a name that looks misspelt is told in the log.
         options: What `ScriptedLM` takes.
 
     Example:
@@ -153,6 +169,7 @@ class _Fields:
             else repeat(value)
             for name, value in answers.items()
         }
+        self._used: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Fields, (self._answers,)
@@ -161,6 +178,11 @@ class _Fields:
         reply = plausible_reply(request)
         if not isinstance(reply, Mapping):
             return reply
+        for name in self._turns.keys() - self._used - reply.keys():
+            if meant := get_close_matches(name, reply.keys() - self._turns.keys(), 1, _CLOSE):
+                _log.warning("%r of the script is no field here; is %r meant?", name, meant[0])
+                self._used.add(name)
+        self._used |= self._turns.keys() & reply.keys()
         return {
             name: next(self._turns[name]) if name in self._turns else value
             for name, value in reply.items()

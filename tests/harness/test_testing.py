@@ -20,6 +20,7 @@ import dspy
 import pytest
 
 import hybridagi_steps.testing.language_models as language_models
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.testing import (
     ScriptedLM,
     ToolCall,
@@ -218,3 +219,21 @@ def test_replay_gives_the_assistants_turns_with_their_calls() -> None:
     assert called["tool_calls"][0]["function"]["name"] == "find"
     assert lm("x") == ["done"]
     assert lm.model == "replay/model"
+
+
+@pytest.mark.parametrize("wrong", [5, "an answer", b"bytes", object()])
+def test_what_is_no_script_is_refused_where_the_model_is_made(wrong: Any) -> None:
+    with pytest.raises(InvalidSettingError, match="a script is a list of replies"):
+        scripted_lm(wrong)
+
+
+def test_a_field_of_a_script_that_looks_misspelt_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with dspy.context(lm=scripted_lm({"anser": "no", "reasoning": "yes", "plan": "later"})):
+        for _ in range(2):
+            made = dspy.ChainOfThought("question -> answer")(question="why?")
+    assert made.reasoning == "yes"
+    assert [record.getMessage() for record in caplog.records if "script" in record.message] == [
+        "'anser' of the script is no field here; is 'answer' meant?"
+    ]

@@ -656,3 +656,16 @@ def test_stats_can_be_written_as_json(file_memory: StepMemory) -> None:
     assert stats["steps"] == 1
     assert stats["pending_texts"] == stats["pending_vectors"] == 0
     assert stats["embedder"] == HashingEmbedder().model_id
+
+
+def test_runs_take_a_filter_first_as_find_does(tmp_path: Path) -> None:
+    with StepMemory(tmp_path / "steps.db") as memory:
+        steps = [("a", "ok"), ("b", "error")]
+        memory.add(
+            [
+                AgentStep.model_validate({"step_type": "Action", "run_id": run, "status": status})
+                for run, status in steps
+            ]
+        )
+        assert [run.run_id for run in memory.runs({"status": "ok"})] == ["a"]
+        assert memory.runs(where={"status": "error"}) == memory.runs({"status": "error"})

@@ -18,7 +18,9 @@ from hybridagi_steps.dspy_types import (
     Query,
     QueryList,
     QueryWithSteps,
+    StepContext,
 )
+from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepHit
@@ -366,3 +368,9 @@ def test_vectors_are_kept_in_memory_and_left_out_of_json() -> None:
         assert each.steps[0].vector == [0.5]
         back = type(each).model_validate_json(each.model_dump_json(round_trip=True))
         assert back.steps[0].vector == [0.5]
+
+
+def test_what_is_no_step_is_refused_where_a_context_is_made_of_it() -> None:
+    with pytest.raises(InvalidStepError, match="made of a step, a hit") as refused:
+        StepContext.of("x")
+    assert "https://" not in str(refused.value)

@@ -12,6 +12,7 @@ import contextvars
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import dspy
@@ -361,3 +362,13 @@ def test_turns_without_end_keep_nothing_of_those_before(memory: hs.StepMemory) -
     open_now.__exit__(None, None, None)
     assert len(told(memory)) == 1
     assert dspy.settings.callbacks == []
+
+
+def test_a_closed_memory_is_refused_where_the_block_is_entered(tmp_path: Path) -> None:
+    memory = hs.StepMemory(tmp_path / "steps.db")
+    block = hs.record(memory)
+    memory.close()
+    before = list(dspy.settings.callbacks)
+    with pytest.raises(hs.errors.MemoryClosedError, match="closed"), block:
+        pytest.fail("the block was entered")
+    assert list(dspy.settings.callbacks) == before

@@ -310,3 +310,14 @@ def test_other_spellings_of_a_uuid_stay_text_through_json(form: str) -> None:
     assert (made.id, back.id, back.parent_id) == (text, text, text)
     own = AgentStep(step_type=AgentStepType.Action)
     assert AgentStep.model_validate_json(own.model_dump_json()).id == own.id
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({}, ""), ({"step_type": "action"}, ", not 'action'"), ({"step_type": [1]}, "")],
+)
+def test_a_step_of_no_type_is_told_the_types(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match="one of Action, Decision, ProgramCall") as refused:
+        AgentStep(**fields)
+    assert f"ProgramEnd{said}" in str(refused.value)
+    assert "https://" not in str(refused.value)

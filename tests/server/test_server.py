@@ -104,7 +104,7 @@ class TestSessions:
         whose = {"branch_a": 1, "branch_b": 98}
         found = problem(still.client.get("/sessions/talk/compare", params=whose), 404)
         assert "branch 98" in found["detail"]
-        assert found["error"] == "SequenceConflictError"
+        assert found["error"] == "UnknownBranchError"
 
     def test_what_is_deleted_is_hidden_and_stays_an_attempt(self, served: Served) -> None:
         done = served.client.delete("/sessions/talk/steps", params={"start_seq": 3})

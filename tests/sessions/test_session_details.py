@@ -154,3 +154,12 @@ def test_what_cannot_be_kept_is_refused(kept: StepMemory, told: Any) -> None:
 def test_an_unknown_session_has_none(kept: StepMemory) -> None:
     with pytest.raises(errors.UnknownSessionError):
         describe(kept, "none", title="x")
+
+
+def test_what_is_wrong_with_a_title_is_said_in_a_line(tmp_path: Path) -> None:
+    with hs.StepMemory(tmp_path / "steps.db") as memory:
+        wrong: Any = 5
+        with pytest.raises(hs.errors.InvalidSettingError, match=r"^title: .*string") as refused:
+            asyncio.run(hs.describe_session(memory.repository(), "s", title=wrong))
+    assert "\n" not in str(refused.value)
+    assert "https://" not in str(refused.value)

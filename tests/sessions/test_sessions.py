@@ -23,6 +23,7 @@ from hybridagi_steps.errors import (
     SequenceConflictError,
     StepTooDeepError,
     StepTooLargeError,
+    UnknownBranchError,
     UnknownSequenceError,
     UnknownSessionError,
 )
@@ -623,3 +624,12 @@ def test_a_repository_of_a_closed_memory_says_so(address: str) -> None:
         run(repo.append("s", message()))
     with pytest.raises(hs.errors.MemoryClosedError):
         memory.repository()
+
+
+def test_a_branch_that_is_not_there_is_named(repo: SessionRepository) -> None:
+    talk(repo)
+    branch = run(repo.attempts("s"))[0].branch_id
+    with pytest.raises(UnknownBranchError, match=r"session 's' has no branch 999; its `attempts`"):
+        run(compare_branches(repo, "s", branch, 999))
+    with pytest.raises(SequenceConflictError):
+        run(repo.adopt("s", 999))

@@ -14,7 +14,6 @@ from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder, Receipt
 from hybridagi_steps.erasure import erase, is_stored
 from hybridagi_steps.errors import (
-    SequenceConflictError,
     UnknownSequenceError,
     UnknownSessionError,
 )
@@ -32,7 +31,7 @@ from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import WorkRoute
 from hybridagi_steps.server.tokens import Caller
 from hybridagi_steps.server.views import filled
-from hybridagi_steps.sessions.branch_compare import BranchComparison, BranchSide, compare
+from hybridagi_steps.sessions.branch_compare import BranchSide, compare
 from hybridagi_steps.sessions.session_details import (
     SessionDetails,
     describe_session,
@@ -199,17 +198,7 @@ async def compare_branches(
     shared: Shared, session_id: SessionId, branch_a: Branch, branch_b: Branch
 ) -> Response:
     """Return what two branches have after the point where they part."""
-    store = shared.repository.store
-
-    def read() -> BranchComparison:
-        try:
-            return compare(store, session_id, branch_a, branch_b)
-        except SequenceConflictError as error:
-            known = {attempt.branch_id for attempt in store.attempts(session_id)}
-            unknown = min({branch_a, branch_b} - known)
-            detail = f"session {session_id!r} has no branch {unknown}; its `attempts` lists them."
-            raise HTTPException(404, detail) from error
-
+    read = partial(compare, shared.repository.store, session_id, branch_a, branch_b)
     found = await shared.asked("compare", read)
     sides = {"a": _side(found.left), "b": _side(found.right)}
     return answer({"shared": found.shared, **sides})

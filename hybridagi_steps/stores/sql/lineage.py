@@ -17,7 +17,7 @@ from zlib import crc32
 
 from hybridagi_steps.errors import (
     DamagedFileError,
-    SequenceConflictError,
+    UnknownBranchError,
     UnknownSequenceError,
     UnknownSessionError,
 )
@@ -148,15 +148,8 @@ def branch_of(
         return tip
     owner = connection.execute(_OWNER, (namespace, in_range(branch_id))).fetchone()
     if owner is None or owner[0] != session_id:
-        raise foreign_branch(session_id, branch_id)
+        raise UnknownBranchError(session_id, branch_id)
     return branch_id
-
-
-def foreign_branch(session_id: str, branch_id: int) -> SequenceConflictError:
-    """Return what is raised for a branch that is none of a session's."""
-    return SequenceConflictError(
-        f"branch {branch_id} is not one of session {session_id!r}; attempts() lists them."
-    )
 
 
 def in_range(number: int) -> int:
