@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.json_values import first_fault
 from hybridagi_steps.records.store_values import details_id
 from hybridagi_steps.sessions.repository import SessionRepository
 from hybridagi_steps.sessions.session_checks import check_session
@@ -69,10 +70,8 @@ async def describe_session(
     try:
         changed = SessionDetails(title=title, metadata=told)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"]))
         raise InvalidSettingError(
-            f"{place}: {fault['msg']}; a title is a text of up to 200 characters, and metadata are "
+            f"{first_fault(error)}; a title is a text of up to 200 characters, and metadata are "
             "JSON values."
         ) from error
     write = partial(_describe, repo.store, session_id, changed, repo._admit)  # noqa: SLF001 - a call of the repository, too  # pyright: ignore[reportPrivateUsage]

@@ -224,3 +224,40 @@ def test_nothing_scrolls_sideways_and_everything_has_a_name(
         assert wide <= width, f"{address} is {wide} px wide"
         assert page.evaluate(SIDEWAYS) == [], address
         assert page.evaluate(UNNAMED) == [], address
+
+
+def test_a_score_of_zero_is_shown_where_runs_are_compared(page: Any, served: Served) -> None:
+    served.client.post("/runs/left/score", json={"value": 0}).raise_for_status()
+    opened(page, served, "/compare/left/right")
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="score"))
+    until(lambda: row.get_by_role("cell").all_inner_texts() == ["0", "–"])
+
+
+def test_a_session_that_is_not_there_is_told_and_a_new_one_can_be_begun(
+    page: Any, served: Served
+) -> None:
+    opened(page, served, "/sessions/none")
+    page.get_by_role("heading", name="No such session").wait_for()
+    assert page.get_by_role("button", name="Send").count() == 0
+    assert page.get_by_label("Conversation").count() == 0
+
+
+def test_a_hit_shows_the_answer_and_no_markup(page: Any, tmp_path: Path) -> None:
+    trajectory = {"steps": ["01a20a35-456a-7ad3-8bd1-7b2a0a8e8aaa"]}
+    said = {"trajectory": trajectory, "answer": "The **burning** lamp."}
+    steps = [
+        {"id": "lamp", "inputs": {"program": "Desk"}, "outputs": said, "step_type": "ProgramEnd"},
+        {"id": "tool", "inputs": {"tool": "lamp"}, "outputs": {"result": '{"lamp": {"on": 0}}'}},
+    ]
+    made = [AgentStep.model_validate({"step_type": "Action", "run_id": "l", **s}) for s in steps]
+    with StepMemory(tmp_path / "lamps.db", embedder="hashing") as memory:
+        memory.add(made)
+        with serving(memory) as served:
+            opened(page, served, "/search?q=lamp&mode=lexical")
+            hits = page.locator(".hit")
+            until(lambda: hits.count() == 2)
+            shown = {*hits.locator("article > pre.prose").all_inner_texts()}
+            assert shown == {"The burning lamp.", "lamp: on: 0"}
+            for place in range(2):
+                hits.nth(place).get_by_text("Whole step").click()
+            assert "01a20a35" not in page.locator(".hits").inner_text()

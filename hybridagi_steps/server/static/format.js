@@ -64,15 +64,35 @@ export function errorOf(outputs) {
   return typeof error === "object" ? { title: error.type || "Error", message: error.message || "" } : { title: "Error", message: text(error) };
 }
 
+const BOOKKEEPING = new Set(["trajectory", "history"]); // in which an agent repeats its steps
+export const told = (values) => (values && typeof values === "object" && !Array.isArray(values)
+  ? Object.fromEntries(Object.entries(values).filter(([name]) => !BOOKKEEPING.has(name)).reverse()) : values);
+
+// Any value for people to read: JSON, also where it is written in a text, as names and values.
+function readable(value) {
+  if (value == null) return "";
+  if (Array.isArray(value)) return value.map(readable).join(", ");
+  if (typeof value === "object") return Object.entries(value).map(([name, held]) => `${name}: ${readable(held)}`).join(" · ");
+  if (typeof value !== "string" || !/^\s*[{[]/.test(value)) return String(value);
+  try {
+    return readable(JSON.parse(value));
+  } catch (_) {
+    return value; // only looked like JSON
+  }
+}
+
+// A line of Markdown without its marks.
+export const unmarked = (line) => line.replace(/(\*\*|~~|`)(\S(?:.*?\S)?)\1/g, "$2").replace(/^\s*#{1,6}\s+/gm, "");
+
 // What came of a step, in one line.
 export function outcome(outputs) {
   const error = errorOf(outputs);
   if (error) return `${error.title}: ${error.message}`;
   const values = outputs || {};
   const main = ["result", "observation", "choice"].find((key) => key in values);
-  if (main) return text(values[main]);
-  const texts = Object.values(values).filter((value) => typeof value === "string");
-  return text(texts.at(-1) ?? (Object.keys(values).length ? values : ""));
+  if (main) return readable(values[main]);
+  const rest = told(values);
+  return readable(Object.values(rest).find((value) => typeof value === "string") ?? rest);
 }
 
 export const tokens = (metrics) => {

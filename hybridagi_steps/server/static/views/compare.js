@@ -23,7 +23,7 @@ function Cell({ item, other }) {
 // Items are {name, title, text}, and stand side by side where their names agree; facts are [name, left, right].
 export function SideBySide({ names, facts, items }) {
   return html`<div class="scroll-box"><table class="compared"><thead><tr><th scope="col"><span class="hidden">What</span></th>${names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${facts.map(([name, a, b]) => html`<tr><th scope="row">${name}</th>${[a, b].map((value) => html`<td class=${a === b ? "" : "differs"}>${value || "–"}</td>`)}</tr>`)}
+    <tbody>${facts.map(([name, a, b]) => html`<tr><th scope="row">${name}</th>${[a, b].map((value) => html`<td class=${a === b ? "" : "differs"}>${value == null || value === "" ? "–" : value}</td>`)}</tr>`)}
     ${aligned(items[0], items[1], (item) => item.name).map(([a, b], at) => html`<tr><th scope="row">${at + 1}</th><${Cell} item=${a} other=${b} /><${Cell} item=${b} other=${a} /></tr>`)}
     </tbody></table></div>`;
 }

@@ -1,7 +1,7 @@
 // One run: its steps as a tree, a timeline or a graph at the left; beside them the chosen one, else an overview.
 
 import * as api from "../api.js";
-import { errorOf, short } from "../format.js";
+import { errorOf, short, told } from "../format.js";
 import { ask, to } from "../navigation.js";
 import { html, useEffect, useMemo, useState } from "../preact.js";
 import { Busy, Chips, Empty, Failure, Rate, Status, Tabs, useLoaded } from "../shared.js";
@@ -12,10 +12,6 @@ import { Timeline } from "./timeline.js";
 import { Tree, rowsOf } from "./tree.js";
 
 const LOOK_MS = 1500;
-
-const BOOKKEEPING = new Set(["trajectory", "history"]); // in which an agent repeats its steps
-const told = (values) => (values && typeof values === "object" && !Array.isArray(values)
-  ? Object.fromEntries(Object.entries(values).filter(([name]) => !BOOKKEEPING.has(name)).reverse()) : values);
 
 // What was asked, what came of it, and what can be seen of how it went.
 function Overview({ value, ends, onChoose }) {

@@ -37,7 +37,7 @@ export function RunCard({ run, chosen, query = {} }) {
   const { step: _, view: __, ...kept } = query;
   return html`<a class="card" href=${link(["runs", run.run_id], kept)} aria-current=${run.run_id === chosen ? "true" : undefined}>
     <span class="card-title">${short(run.begins, 120) || short(run.run_id, 40)}</span>
-    <span class="card-note"><${Status} value=${run.status} />${amount(run.steps)} ${run.steps === 1 ? "step" : "steps"}
+    <span class="card-note"><${Status} value=${run.status} /><span>${amount(run.steps)} ${run.steps === 1 ? "step" : "steps"}</span>
       ${run.errors && run.status !== "failed" ? html`<span class="status">${amount(run.errors)} ${run.errors === 1 ? "error" : "errors"}</span>` : null}
       ${run.score != null ? html`<span class="mark">★ ${run.score}</span>` : null}<span class="space"></span>
       <time title=${exactTime(run.started_at)}>${ago(run.started_at)}</time></span></a>`;

@@ -1,10 +1,11 @@
 // Search over all steps: words and meaning, filters, and steps like a given one; the address asks.
 
 import * as api from "../api.js";
-import { ago, exactTime, outcome, short, stepTitle, text } from "../format.js";
+import { ago, exactTime, outcome, short, stepTitle, told, unmarked } from "../format.js";
 import { ask, link, to } from "../navigation.js";
 import { html, useEffect, useRef } from "../preact.js";
 import { Busy, Chips, Choice, Failure, Filters, Kind, Status, conditions, useLoaded } from "../shared.js";
+import { Values } from "./steps.js";
 
 const TYPES = ["Action", "Decision", "ProgramCall", "ProgramEnd"];
 const NARROW_PX = 760;
@@ -18,8 +19,8 @@ function Hit({ hit }) {
     <article><header><${Kind} step=${step} /><strong>${stepTitle(step)}</strong><${Status} value=${step.status} />
         <span class="space"></span><time title=${exactTime(step.created_at)}>${ago(step.created_at)}</time></header>
       ${hit.why && html`<p class="why">${hit.why}</p>`}
-      <pre class="prose">${short(outcome(step.outputs), 420) || "no output"}</pre>
-      <details><summary>Whole step</summary><h4>Inputs</h4><pre>${text(step.inputs)}</pre><h4>Outputs</h4><pre>${text(step.outputs) || "none"}</pre></details>
+      <pre class="prose">${short(unmarked(outcome(step.outputs)), 420) || "no output"}</pre>
+      <details><summary>Whole step</summary><h4>Inputs</h4><${Values} of=${step.inputs} /><h4>Outputs</h4><${Values} of=${told(step.outputs)} /></details>
       <footer><${Chips} metrics=${step.metrics} /><span class="space"></span>
         ${step.run_id && html`<a href=${link(["runs", step.run_id], { step: step.id })}>Run</a>`}
         ${step.session_id && html`<a href=${to("sessions", step.session_id)}>Session</a>`}

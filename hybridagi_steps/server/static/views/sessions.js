@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { ago, amount, exactTime, messageText, newId, short } from "../format.js";
-import { go, to } from "../navigation.js";
+import { address, go, link, to } from "../navigation.js";
 import { html, useCallback, useEffect, useRef, useState } from "../preact.js";
 import { Busy, Empty, Failure, Tabs, download, useLoaded, useProgram } from "../shared.js";
 import { follow } from "../stream.js";
@@ -15,6 +15,8 @@ import { RunCard, dataset } from "./runs.js";
 const PAGE = 50;
 const MOST_RUNS = 1000;
 const CHANGED = "sessions-changed";
+// A session that is begun here is stored with its first message; until then its address says so.
+const begin = () => { location.hash = link(["sessions", newId()], { begin: "1" }); };
 export const sessionsChanged = () => dispatchEvent(new Event(CHANGED));
 
 export function SessionList({ chosen }) {
@@ -29,7 +31,7 @@ export function SessionList({ chosen }) {
   const found = value?.sessions || [];
   const hasProgram = useProgram();
   return html`<div class="list-head"><h2>Sessions</h2>
-      ${hasProgram && html`<button type="button" class="primary small" onClick=${() => go("sessions", newId())}>New</button>`}</div>
+      ${hasProgram && html`<button type="button" class="primary small" onClick=${() => begin()}>New</button>`}</div>
     <${Failure} error=${error} />
     <ul class="cards">${found.map((session) => html`<li key=${session.session_id}>
       <a class="card" href=${to("sessions", session.session_id)} aria-current=${session.session_id === chosen ? "true" : undefined}>
@@ -180,6 +182,7 @@ export function SessionView({ id }) {
   if (!id) return html`<${Empty} title="Choose a session">Or begin a new one; everything the program does is kept as steps.<//>`;
   const stored = value?.steps || [];
   if (value && !value.known && value.runs.length && !live && value.runs.every((run) => run.status !== "running")) return html`<${Recorded} id=${id} runs=${value.runs} onErase=${erase} />`;
+  if (value && !value.known && !value.runs.length && !live && !problem && !address().query.begin) return html`<${Empty} title="No such session">It may have been erased.<//>`;
   const streamed = new Set((live?.steps || []).map((step) => step.id));
   const kept = stored.filter((step) => !streamed.has(step.id) && (live?.kept == null || step.sequence <= live.kept));
   const runId = live?.runId || [...stored].reverse().find((step) => step.run_id)?.run_id;

@@ -1,6 +1,6 @@
 // A run's steps as a tree: each inside the tool or program that made it. Keys as WAI-ARIA's tree pattern has them.
 
-import { amount, duration, outcome, short, stepTitle, tokens } from "../format.js";
+import { amount, duration, outcome, short, stepTitle, tokens, unmarked } from "../format.js";
 import { html, useRef, useState } from "../preact.js";
 import { Kind, Status } from "../shared.js";
 
@@ -53,7 +53,7 @@ function Row({ row, open, chosen, reached, onChoose, onToggle }) {
       <${Kind} step=${step} /><span class="row-title">${stepTitle(step)}</span><${Status} value=${status} /><span class="space"></span>
       ${tokens(metrics) != null && html`<span class="quiet-text taken count">${amount(tokens(metrics))} tokens</span>`}
       <span class="quiet-text taken">${duration(metrics.duration_ms ?? metrics.tool_exec_time_ms)}</span></span>
-    ${came && html`<span class="row-result">→ ${short(came, 160)}</span>`}</button>`;
+    ${came && html`<span class="row-result">→ ${short(unmarked(came), 160)}</span>`}</button>`;
 }
 
 export function Tree({ rows, chosen, onChoose }) {
