@@ -10,6 +10,18 @@
     memory.runs()                         # all runs, those in flight too
     hs.StepRunner(program, memory)        # sessions: streams, retries, resumes, forks
 
+Where to look (`help(hs.StepMemory)` and so on; `dir(hs)` lists all):
+
+    record, record_step, annotate         what a program does becomes steps of a run
+    StepMemory, StepFilter, StepHit       keep, search, list, score, revoke, purge
+    AgentStep, Step, StepEvent            what is kept, said and streamed
+    StepRetriever, StepMessages           past steps in a DSPy program and its prompts
+    WithExperience, BootstrapFromMemory   learning from runs; credit, outlook, find_loops
+    StepRunner, SessionRepository         sessions, attempts and branches; ContextBuilder
+    GraphInterpreter, ProgramMemory       graph programs
+    Orchestrator, Plan, Workspace         plans, and the folder that they work in
+    errors, embedders, rerankers, plots, testing
+
 `hybridagi-steps --help` shows the command line; `hybridagi-steps serve` starts the page. Every
 public name is loaded on first use, so that `import hybridagi_steps` costs next to nothing.
 """

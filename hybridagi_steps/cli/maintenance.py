@@ -159,7 +159,10 @@ def revoke(
         if listed:
             _show(memory.revocations(), as_json=as_json)
             return
-        before = {each.id for each in memory.revocations() if each.undone_at is not None}
+        known = {each.id: each for each in memory.revocations()}
+        if undo is not None and undo not in known:
+            raise typer.BadParameter(f"no revocation has the id {undo!r}; --list lists them.")
+        before = {name for name, each in known.items() if each.undone_at is not None}
         done = (
             memory.revoke(where, reason=reason, dry_run=dry_run)
             if undo is None
@@ -198,10 +201,14 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     if as_json:
         render.print_json([_json_data(each) for each in found])
         return
+    if not found:
+        typer.echo("nothing was revoked.")
+        return
     table = render.table(
         *("id", "when", "steps", "messages", "filter", "reason", "undone"),
         right=("steps", "messages"),
     )
+    table.columns[0].no_wrap, table.columns[0].min_width = True, max(len(e.id or "") for e in found)
     for each in found:
         undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
         conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())

@@ -106,10 +106,19 @@ def with_filter(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [own[name] for name in own if name != "where"] + list(_FILTER_OPTIONS.values())
 
     def run(**options: object) -> None:
+        from hybridagi_steps.errors import InvalidFilterError
         from hybridagi_steps.records.filters import StepFilter
 
         asked = {name: options.pop(option.name) for name, option in _FILTER_OPTIONS.items()}
-        command(StepFilter.of(_conditions(asked)), **options)
+        try:
+            where = StepFilter.of(_conditions(asked))
+        except InvalidFilterError as error:
+            field = next((field for field in FILTER_FIELDS if field.name == error.key), None)
+            if field is None:
+                raise
+            said = str(error).replace(f"filter key {field.name!r}", field.option)
+            raise typer.BadParameter(said) from error
+        command(where, **options)
 
     run.__doc__, run.__annotations__ = command.__doc__, {p.name: p.annotation for p in parameters}
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]

@@ -57,6 +57,8 @@ def search(
         raise typer.BadParameter(f"--min-score is a number from 0 to 1, not {min_score}.")
     if (text is None) == (like is None):
         raise typer.BadParameter("say what to look for: either TEXT or --like ID.")
+    if aim == "next" and like is None:
+        raise typer.BadParameter("--aim next asks what followed a step: name it with --like ID.")
     options: dict[str, Any] = {"where": where, "mode": mode, "expand": expand}
     options |= {"min_score": min_score, "aim": aim}
     with existing(db, namespace) as memory:

@@ -110,10 +110,11 @@ _MACROS = """
 <details open>
 {{ row(node) }}
 <div class="hs-inside">
-<details><summary><span class="hs-mark" aria-hidden="true">›</span>
+{% if node.sections %}<details><summary><span class="hs-mark" aria-hidden="true">›</span>
 <span class="hs-rest">inputs and outputs</span></summary>
 {{ details(node) }}
-</details>
+</details>{% endif %}
+
 {{ tree(node.children, false) }}
 </div>
 </details>

@@ -47,10 +47,10 @@ def hits_table(hits: Sequence[Data]) -> Table:
     made.expand = True
     for rank, hit in enumerate(hits, start=1):
         view = hit_view(rank, hit)
-        body = [_headline(view.step, (f"  {view.step.id}", "dim")), *_below(view.step)]
+        told: list[tuple[object, str]] = [(view.step.id, "dim")]  # never cut: the next command asks
         if hit.get("sequence") is not None:
-            place = _place(hit["session_id"], hit["sequence"], (f"  {view.step.id}", "dim"))
-            body = [_headline(view.step), *_below(view.step), place]
+            told[:0] = [(_place(hit["session_id"], hit["sequence"]), "cyan"), ("  ", "")]
+        body = [_headline(view.step), *_below(view.step), styled(*told)]
         if view.why:
             body.append(_cut(styled((view.why, "dim italic"))))
         body += [_cut(styled(("  ↳ ", "dim"), *_short(step))) for step in view.context]
@@ -172,9 +172,9 @@ def prompt_page(calls: Sequence[Data], *, whole: bool = True) -> RenderableType:
     return Group(*parts)
 
 
-def _place(session_id: str | None, sequence: int, *more: tuple[object, str]) -> Text:
+def _place(session_id: str | None, sequence: int) -> Text:
     """Say where a message stands; a narrow terminal wraps it, for all of it may be copied."""
-    return styled((f"message {sequence:,} of session {session_id}", "cyan"), *more)
+    return styled((f"message {sequence:,} of session {session_id}", "cyan"))
 
 
 def _kin(label: str, steps: Sequence[Data]) -> list[Text]:
@@ -213,7 +213,7 @@ def _told(view: StepView) -> list[tuple[object, str]]:
 
 
 def _head(view: StepView) -> list[tuple[object, str]]:
-    parts: list[tuple[object, str]] = [(f"{view.hop} ", "dim")]
+    parts: list[tuple[object, str]] = [(f"{view.hop} ", "dim")] if view.hop else []
     parts += [(view.kind, _COLOURS.get(view.style, "")), (f" {view.title}", "bold")]
     if view.status:
         parts.append((f" {view.status}", "bold red"))

@@ -109,7 +109,11 @@ def hit_view(rank: int, hit: Mapping[str, Any]) -> HitView:
 
 
 def tree_view(steps: Sequence[Mapping[str, Any]]) -> list[StepView]:
-    """Return steps as trees: a step stands inside the program that made it, if that is shown."""
+    """Return steps as trees: a step stands inside the program that made it, if that is shown.
+
+    Steps of several runs stand below their runs.
+    """
+    known = {as_text(s.get("id")): s for s in steps}
     enclosing = {as_text(s.get("id")): _home_of(s) for s in steps}
     shown = [step_view(s) for s in steps]
     views = {view.id: view for view in shown}
@@ -119,11 +123,28 @@ def tree_view(steps: Sequence[Mapping[str, Any]]) -> list[StepView]:
         program = enclosing[view.id]
         inside = program in views and _depth(view.id, enclosing) <= MAX_DEPTH
         home = program if inside else ""
-        before = last_in.get(home) or views.get(home)
+        place = home or as_text(step.get("run_id"))
+        before = last_in.get(place) or views.get(home)
         view.after = _after(as_text(step.get("parent_id")), views, before)
         (views[home].children if inside else roots).append(view)
-        last_in[home] = view
-    return roots
+        last_in[place] = view
+    return _by_run(roots, known)
+
+
+def _by_run(roots: list[StepView], steps: Mapping[str, Mapping[str, Any]]) -> list[StepView]:
+    """Return roots below their runs, each with its id and its time, if there are several."""
+    runs: dict[str, list[StepView]] = {}
+    for root in roots:
+        runs.setdefault(as_text(steps[root.id].get("run_id")), []).append(root)
+    if len(runs) < 2:
+        return roots
+    found = runs.pop("", [])
+    for run_id, inside in runs.items():
+        began = as_text(steps[inside[0].id].get("created_at"))[:16].replace("T", " ")
+        found.append(
+            StepView(run_id, "run", "other", "", run_id, began, "", "", [], [], children=inside)
+        )
+    return found
 
 
 def _home_of(step: Mapping[str, Any]) -> str:

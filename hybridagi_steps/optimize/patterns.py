@@ -25,6 +25,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.pattern_text import names_of, read_pattern
 from hybridagi_steps.optimize.stored_runs import GOOD, runs_of, steps_given
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.listings import Lines
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.validation import Steps, Where, whole_number
 
@@ -35,7 +36,7 @@ _PERIODS, _SAME_CALLS = (2, 3), 3
 _SHOWN = 60
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Loop:
     """Calls of one run that were made again."""
 
@@ -62,6 +63,8 @@ class Loop:
         if self.kind != "sequence":
             named = call_text(self.steps[0]) + named.removeprefix(self.calls[0])
         return f"{named} (steps {', '.join(str(step.hop) for step in self.steps)})"
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def find_loops(steps: Steps, *, waiting: Collection[str] = ()) -> list[Loop]:
     for step in steps_given(steps):
         if (name := called(step)) is not None and name not in waiting:
             runs[step.run_id].append(step)
-    return [loop for calls in runs.values() for loop in _loops(calls)]
+    return Lines(loop for calls in runs.values() for loop in _loops(calls))
 
 
 def find_runs(memory: StepMemory, pattern: str, *, where: Where = None) -> list[RunMatch]:
@@ -199,7 +202,7 @@ def common_sequences(
     for each in sorted(found, key=lambda each: -len(each.calls)):
         if not any(_within(each, longer) for longer in kept):
             kept.append(each)
-    return [each for each in found if each in kept][:limit]
+    return Lines([each for each in found if each in kept][:limit])
 
 
 def called(step: AgentStep) -> str | None:

@@ -7,10 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from html import escape
+from typing import TypeVar
 
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.store_values import RunSummary, SessionSummary
+
+T = TypeVar("T")
+
+
+class Lines(list[T]):
+    """Values of any kind, each shown as the line that it is as a text."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "none"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Show the lines in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 class StepHits(list[StepHit]):

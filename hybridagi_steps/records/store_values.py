@@ -270,6 +270,13 @@ class Attempt:
     current: bool
     """Whether the session points at it."""
 
+    def __str__(self) -> str:
+        here = ", current" if self.current else ""
+        return (
+            f"branch {self.branch_id}: {self.reason} after message {self.forked_at}, "
+            f"{self.messages:,} of its own, {self.created_at[:16].replace('T', ' ')}{here}"
+        )
+
 
 class Erased(int):
     """How many messages and AgentSteps were erased; compares and counts as that number.

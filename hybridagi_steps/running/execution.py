@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from typing import Any, NamedTuple, Self, cast
 
 import dspy
@@ -24,6 +25,7 @@ from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, Prompt, answer, with_session
 from hybridagi_steps.running.model_events import SpendingCallback
@@ -34,6 +36,7 @@ from hybridagi_steps.running.streaming import shown_error
 
 _log = logging.getLogger("hybridagi_steps")
 _GRACE_SECONDS = 2.0
+_SHOWN = 200
 """How long a cancelled program may take to clean up before it is left alone."""
 _THREAD_SECONDS = 0.5
 """The same for a program in a thread, which nothing tells that it is cancelled."""
@@ -73,6 +76,16 @@ class RunResult(NamedTuple):
         """The answer's text."""
         content = self.answer.content if self.answer is not None else None
         return content if isinstance(content, str) else ""
+
+    def __repr__(self) -> str:
+        """The run, how it ended and the beginning of the answer."""
+        why = "" if self.status == "completed" else f" ({self.reason})"
+        return f"<run {self.run_id} {self.status}{why}: {cut(self.text, _SHOWN)}>"
+
+    def _repr_html_(self) -> str:
+        """Show how it ended and the answer in a notebook."""
+        title = f"{self.status} · {self.reason} · run {self.run_id}"
+        return f"<p><strong>{escape(title)}</strong></p><pre>{escape(self.text)}</pre>"
 
     @classmethod
     async def of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +39,23 @@ class BranchComparison(NamedTuple):
     """Messages they have in common, from the first on."""
     left: BranchSide
     right: BranchSide
+
+    def __repr__(self) -> str:
+        """Both as a table, cut to what fits."""
+        sides = (self.left, self.right)
+        named = ("input_tokens", "output_tokens", "cost", "score", "text")
+        rows: list[list[object]] = [
+            [f"after {self.shared} in common", *(f"branch {side.branch_id}" for side in sides)],
+            ["messages", *(len(side.steps) for side in sides)],
+            *([name.replace("_", " "), *(getattr(s, name) for s in sides)] for name in named),
+        ]
+        from hybridagi_steps.display.terminal import as_text, rows_table
+
+        return as_text(rows_table(rows, whole=""))
+
+    def _repr_html_(self) -> str:
+        """Show them side by side in a notebook."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
 
 def compare(store: StoreBackend, session_id: str, left: int, right: int) -> BranchComparison:

@@ -20,7 +20,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.listings import Sessions
+from hybridagi_steps.records.listings import Lines, Sessions
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.redaction import Redact
 from hybridagi_steps.records.store_values import Attempt, BranchPosition
@@ -359,7 +359,7 @@ class SessionRepository:
     async def attempts(self, session_id: str) -> list[Attempt]:
         """Return all branches of a session, oldest first, abandoned ones too."""
         check_session(session_id)
-        return await self._asked(session_id, partial(self.store.attempts, session_id))
+        return Lines(await self._asked(session_id, partial(self.store.attempts, session_id)))
 
     async def _if_known(self, session_id: str, call: Callable[[], T], otherwise: T) -> T:
         """Return what a call of the store returns, or `otherwise` when there is no such session."""

@@ -207,3 +207,43 @@ def test_purge_says_which_messages_stay(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["purge", "--run", "r", "--yes", "--db", db]) == 0
     told = capsys.readouterr()
     assert "2 matching messages stay in the sessions chat: purge --session ID" in told.err
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_an_id_that_the_next_command_needs_is_never_cut(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    db = str(tmp_path / "steps.db")
+    inputs = {"tool": "look_for_the_lamp", "purpose": "lamp " * 40}
+    step = {"step_type": "Action", "inputs": inputs, "user_id": "somebody with a long name"}
+    with hs.StepMemory(db, embedder="hashing") as memory:
+        memory.add(hs.AgentStep.model_validate(step))
+        stored = str(memory.find().steps[0].id)
+    assert main(["search", "lamp", "--db", db]) == 0
+    assert stored in capsys.readouterr().out
+    with hs.StepMemory(db, embedder="hashing") as memory:
+        hidden = memory.revoke({"user_id": step["user_id"]}, reason="a reason " * 9).id
+    assert main(["revoke", "--list", "--db", db]) == 0
+    assert str(hidden) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("revoke --undo nope", "--list"),
+        ("search x --type Act", "--type"),
+        ("search x --aim next", "--like ID"),
+    ],
+)
+def test_mistakes_are_told_in_options(
+    db: str, capsys: pytest.CaptureFixture[str], line: str, option: str
+) -> None:
+    assert main([*line.split(), "--db", db]) == 2
+    told = capsys.readouterr().err
+    assert option in told
+    assert "memory." not in told
+    assert "filter key" not in told
