@@ -47,10 +47,11 @@ def hits_table(hits: Sequence[Data]) -> Table:
     made.expand = True
     for rank, hit in enumerate(hits, start=1):
         view = hit_view(rank, hit)
-        told: list[tuple[object, str]] = [(view.step.id, "dim")]  # never cut: the next command asks
+        shown_id = (f"  {view.step.id}", "dim")  # wrapped, not cut: the next command asks for it
+        body = [_headline(view.step, shown_id), *_below(view.step)]
         if hit.get("sequence") is not None:
-            told[:0] = [(_place(hit["session_id"], hit["sequence"]), "cyan"), ("  ", "")]
-        body = [_headline(view.step), *_below(view.step), styled(*told)]
+            place = _place(hit["session_id"], hit["sequence"], shown_id)
+            body = [_headline(view.step), *_below(view.step), place]
         if view.why:
             body.append(_cut(styled((view.why, "dim italic"))))
         body += [_cut(styled(("  ↳ ", "dim"), *_short(step))) for step in view.context]
@@ -172,9 +173,9 @@ def prompt_page(calls: Sequence[Data], *, whole: bool = True) -> RenderableType:
     return Group(*parts)
 
 
-def _place(session_id: str | None, sequence: int) -> Text:
+def _place(session_id: str | None, sequence: int, *more: tuple[object, str]) -> Text:
     """Say where a message stands; a narrow terminal wraps it, for all of it may be copied."""
-    return styled((f"message {sequence:,} of session {session_id}", "cyan"))
+    return styled((f"message {sequence:,} of session {session_id}", "cyan"), *more)
 
 
 def _kin(label: str, steps: Sequence[Data]) -> list[Text]:
@@ -194,7 +195,8 @@ def _grow(tree: Tree, views: Sequence[StepView]) -> None:
 
 def _headline(view: StepView, *more: tuple[object, str]) -> Text:
     facts = " · ".join(view.facts)
-    return _cut(styled(*_head(view), (f"  {facts}" if facts else "", "dim"), *more))
+    line = styled(*_head(view), (f"  {facts}" if facts else "", "dim"), *more)
+    return line if more else _cut(line)
 
 
 def _below(view: StepView) -> list[Text]:

@@ -82,8 +82,9 @@ class ScriptedLM(dspy.LM):
         model: str = "scripted/model",
         **options: object,
     ) -> None:
-        replies = isinstance(script, Sequence) and not isinstance(script, str | bytes)
-        if not replies and not callable(script):
+        given = cast("object", script)
+        replies = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+        if not replies and not callable(given):
             raise InvalidSettingError(
                 "a script is a list of replies, a function from the request to the reply, or for "
                 f"scripted_lm() a dict of fields, not {script!r:.80}."

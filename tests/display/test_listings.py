@@ -21,7 +21,7 @@ def test_steps_of_several_runs_stand_below_their_runs() -> None:
     with hs.StepMemory(":memory:") as memory:
         began = {"created_at": "2026-01-31T10:00:00Z"}
         memory.add(steps_of("left", 1, **began) + steps_of("right", 2, **began))
-        found = memory.find({"tools": ["search"]})
+        found: Any = memory.find({"tools": ["search"]})
         lines = str(found).splitlines()
         assert "left" in lines[1]
         assert "2026-01-31 10:00" in lines[1]
@@ -33,7 +33,7 @@ def test_steps_of_several_runs_stand_below_their_runs() -> None:
 
 
 def test_loops_and_common_sequences_are_lines() -> None:
-    loops = hs.find_loops(steps_of("a", 4, outputs={"result": "none"}))
+    loops: Any = hs.find_loops(steps_of("a", 4, outputs={"result": "none"}))
     assert repr(loops) == str(loops[0]) == repr(loops[0])
     assert len(repr(loops)) < 200
     assert "&lt;b&gt;" in loops._repr_html_()

@@ -148,8 +148,13 @@ def branch_of(
         return tip
     owner = connection.execute(_OWNER, (namespace, in_range(branch_id))).fetchone()
     if owner is None or owner[0] != session_id:
-        raise UnknownBranchError(session_id, branch_id)
+        raise foreign_branch(session_id, branch_id)
     return branch_id
+
+
+def foreign_branch(session_id: str, branch_id: int) -> UnknownBranchError:
+    """Return what is raised for a branch that is none of a session's."""
+    return UnknownBranchError(session_id, branch_id)
 
 
 def in_range(number: int) -> int:

@@ -10,12 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hybridagi_steps.errors import (
-    NotAllowedError,
-    StepsError,
-    UnknownBranchError,
-    UnknownSessionError,
-)
+from hybridagi_steps.errors import NotAllowedError, StepsError, UnknownSessionError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.store_values import BranchPosition, SessionState, SessionSummary
@@ -44,6 +39,7 @@ from hybridagi_steps.stores.sql.lineage import (
     checked_rows,
     checked_session,
     end_of,
+    foreign_branch,
     in_range,
     insert_session,
     links,
@@ -313,7 +309,7 @@ class SessionTables(StepWriting):
         branch, owner, _, last, epoch, tombstone, *users = found[0][7:_OF_STATE]
         session = checked_session(self._namespace, session_id, tip, *known)
         if branch_id not in (None, tip) and owner != session_id:
-            raise UnknownBranchError(session_id, branch_id)
+            raise foreign_branch(session_id, branch_id)
         if branch is None:
             raise damaged(f"the branch {tip}", "it is not there")
         new = [row[_OF_STATE:] for row in found if row[_OF_STATE] is not None]
