@@ -46,6 +46,7 @@ from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
+from hybridagi_steps.stores.backup import back_up
 from hybridagi_steps.stores.hygiene import Hygiene
 from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.prompts import Prompting
@@ -473,6 +474,14 @@ class StepMemory(Hygiene, Prompting, Listing):
             "embedder": identity.embedder,
             "dimension": identity.dimension,
         }
+
+    def backup(self, path: str | Path) -> int:
+        """Write the whole file, all its namespaces, into a new one while others write.
+
+        Returns the length of the new file in bytes. It is a memory like any other: to restore, put
+        it where the old one was. Raises as `stores.backup.back_up` does.
+        """
+        return back_up(self._open_store, Path(path))
 
     def verify(self) -> list[str]:
         """Return one line per thing that does not hold together; empty when all is well."""

@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": "maintenance:verify",
     "reembed": "maintenance:reembed",
     "vacuum": "maintenance:vacuum",
+    "backup": "maintenance:backup",
     "purge": "maintenance:purge",
     "revoke": "maintenance:revoke",
     "plan": "plan:plan",

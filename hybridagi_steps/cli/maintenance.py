@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,6 +86,16 @@ def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
         memory.vacuum()
         after = memory.stats()["bytes"]
     typer.echo(f"{named(db)}: {before:,} bytes before, {after:,} now.")
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(help="A file that is not there yet.")],
+    db: Db = DEFAULT_DB,
+) -> None:
+    """Write a memory's file into a new one, while others write; to restore, put it back."""
+    with existing(db, "default") as memory:
+        size = memory.backup(target)
+    typer.echo(f"{target}: {size:,} bytes, all namespaces of {named(db)}.")
 
 
 @with_filter

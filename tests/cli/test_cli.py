@@ -329,6 +329,9 @@ def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
     )
     assert json.loads(run("stats", "--json").out)["steps"] == 838
     assert "bytes before" in run("vacuum").out
+    assert "bytes, all namespaces of steps.db" in run("backup", "copy.db").out
+    assert json.loads(run("stats", "--db", "copy.db", "--json").out)["steps"] == 838
+    refused(run("backup", "copy.db"), "copy.db is there")
 
 
 def test_purge_of_a_durable_run_counts_the_steps_it_would_erase(run: Run) -> None:

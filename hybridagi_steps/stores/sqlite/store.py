@@ -60,6 +60,11 @@ class SqliteAdmin(SqliteSteps, AdminTables):
         self._db.compact()
         return ()
 
+    def write_into(self, path: Path) -> None:
+        """Write the database as it is now, without what was deleted, into an empty file."""
+        with self._db.asking() as connection:
+            connection.execute("VACUUM INTO ?", (str(path),))
+
     def verify(self) -> list[str]:
         """Check the file as SQLite does, then what this library relies on, in all namespaces."""
         wrong = (

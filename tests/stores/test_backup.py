@@ -1,0 +1,120 @@
+"""A backup is one whole state of a file, and a memory like any other."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import stat
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.errors import StorageError, UnsupportedAddressError
+from hybridagi_steps.stores.backup import back_up
+
+
+def _steps(word: str, count: int) -> list[AgentStep]:
+    return [
+        AgentStep(
+            step_type=AgentStepType.Action,
+            run_id=f"{word}-{n // 2}",
+            inputs={"purpose": f"weigh {word} apples {n}"},
+        )
+        for n in range(count)
+    ]
+
+
+def _memory(path: Path | str) -> StepMemory:
+    return StepMemory(str(path), embedder="hashing")
+
+
+def test_a_backup_is_one_state_while_others_write(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def write(memory: StepMemory) -> None:
+        while not done.is_set():
+            memory.add(_steps("late", 2))
+
+    with _memory(tmp_path / "steps.db") as memory:
+        memory.add(_steps("early", 600))
+        writer = threading.Thread(target=write, args=(memory,))
+        writer.start()
+        try:
+            sizes = [memory.backup(tmp_path / f"backup-{n}.db") for n in range(4)]
+        finally:
+            done.set()
+            writer.join()
+    for n, size in enumerate(sizes):
+        path = tmp_path / f"backup-{n}.db"
+        assert path.stat().st_size == size
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with closing(sqlite3.connect(path)) as file:
+            assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        with _memory(path) as copied:
+            assert copied.verify() == []
+            found = [step.run_id for step in copied.iter_steps()]
+            assert len(found) >= 600
+            assert all(found.count(run) % 2 == 0 for run in {*found})
+            copied.add(_steps("new", 1))
+            assert copied.search("weigh new apples", 1)[0].step.run_id == "new-0"
+    assert not [*tmp_path.glob(".*")]
+
+
+def test_a_backup_holds_no_word_that_was_deleted(tmp_path: Path) -> None:
+    with _memory(tmp_path / "steps.db") as memory:
+        memory.add(_steps("secretive", 50))
+        memory.flush()
+        memory.delete([str(step.id) for step in memory.iter_steps()])
+        memory.backup(tmp_path / "backup.db")
+    assert b"secretive" not in (tmp_path / "backup.db").read_bytes()
+
+
+def test_what_was_indexed_after_a_backup_is_not_believed_when_it_is_restored(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "steps.db"
+    with _memory(path) as memory:
+        memory.add(_steps("early", 300))
+        memory.flush()
+        memory.backup(tmp_path / "backup.db")
+        memory.add(_steps("forgotten", 250))
+        memory.flush()
+    shutil.copy(tmp_path / "backup.db", path)
+    with _memory(path) as memory:
+        memory.add(_steps("later", 250))
+        memory.flush()
+        assert memory.search("weigh later apples 17", 1)[0].step.inputs == {
+            "purpose": "weigh later apples 17"
+        }
+        hits = memory.search("forgotten", 5, mode="lexical")
+        assert not hits
+        assert memory.verify() == []
+
+
+def test_a_memory_without_a_file_can_be_written_into_one(tmp_path: Path) -> None:
+    with _memory(":memory:") as memory:
+        memory.add(_steps("early", 3))
+        memory.backup(tmp_path / "steps.db")
+    with _memory(tmp_path / "steps.db") as kept:
+        assert [step.run_id for step in kept.iter_steps()] == ["early-0", "early-0", "early-1"]
+        assert kept.verify() == []
+
+
+def test_no_file_is_replaced_and_none_is_left(tmp_path: Path) -> None:
+    (tmp_path / "there.db").write_text("mine")
+    with _memory(tmp_path / "steps.db") as memory:
+        memory.add(_steps("early", 3))
+        with pytest.raises(StorageError, match="is there"):
+            memory.backup(tmp_path / "there.db")
+        with pytest.raises(StorageError, match="cannot write the backup"):
+            memory.backup(tmp_path / "no folder" / "backup.db")
+    assert (tmp_path / "there.db").read_text() == "mine"
+    assert not [*tmp_path.glob(".*")]
+
+
+def test_the_database_of_a_server_is_not_written_into_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedAddressError, match="pg_dump"):
+        back_up(object(), tmp_path / "backup.db")
