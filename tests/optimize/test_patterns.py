@@ -69,7 +69,11 @@ def test_the_tool_that_closes_an_agent_is_seen() -> None:
         "next_tool_name": "look_up",
         "next_tool_args": {"city": "Oslo"},
     }
-    done: dict[str, Any] = {"next_thought": "done", "next_tool_name": "finish", "next_tool_args": {}}
+    done: dict[str, Any] = {
+        "next_thought": "done",
+        "next_tool_name": "finish",
+        "next_tool_args": {},
+    }
     script: list[Any] = [turn, done, {"reasoning": "r", "answer": "rain"}]
     with dspy.context(lm=scripted_lm(script * 2)):
         for _ in range(2):
