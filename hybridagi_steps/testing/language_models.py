@@ -82,9 +82,7 @@ class ScriptedLM(dspy.LM):
         model: str = "scripted/model",
         **options: object,
     ) -> None:
-        given = cast("object", script)
-        replies = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-        if not replies and not callable(given):
+        if not _is_script(script):
             raise InvalidSettingError(
                 "a script is a list of replies, a function from the request to the reply, or for "
                 f"scripted_lm() a dict of fields, not {script!r:.80}."
@@ -99,6 +97,10 @@ class ScriptedLM(dspy.LM):
     def requests(self) -> list[Request]:
         """Every request that reached the model, in order."""
         return self._script_engine.requests
+
+
+def _is_script(value: object) -> bool:
+    return callable(value) or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
 
 
 def scripted_lm(script: Script | Mapping[str, Any] | None = None, **options: Any) -> ScriptedLM:
