@@ -187,10 +187,7 @@ class StepMemory(Hygiene, Prompting, Listing):
         return SessionRepository(self._open_store, memory=self, **own)
 
     def delete(self, ids: StepId | Iterable[StepId]) -> int:
-        """Delete steps with their text and embedding; return how many there were.
-
-        Nothing reads them any more. For bytes that must be in no file, see `purge`.
-        """
+        """Delete steps, so that nothing reads them (their last bytes: `purge`); return how many."""
         deleted = self._open_store.delete(id_texts(ids))
         if deleted:
             self._forget_cache()
@@ -476,11 +473,7 @@ class StepMemory(Hygiene, Prompting, Listing):
         }
 
     def backup(self, path: str | Path) -> int:
-        """Write the whole file, all its namespaces, into a new one while others write.
-
-        Returns the length of the new file in bytes. It is a memory like any other: to restore, put
-        it where the old one was. Raises as `stores.backup.back_up` does.
-        """
+        """Write the file, all namespaces, into a new one; as `stores.backup.back_up` has it."""
         return back_up(self._open_store, Path(path))
 
     def verify(self) -> list[str]:

@@ -25,7 +25,8 @@ class BackedUp(Protocol):
 def back_up(store: object, target: Path) -> int:
     """Write the database of a store into a new file, which only its owner can read.
 
-    The file is there when all of it is on the disk, never half of it.
+    The file is there when all of it is on the disk, never half of it. It is a memory like any
+    other: to restore, put it where the old one was.
 
     Returns:
         Its length in bytes.
