@@ -31,8 +31,18 @@ from hybridagi_steps.workspace.changes import (
     refuse_links_out,
     sizes_after,
 )
-from hybridagi_steps.workspace.command import AllowedCommands, CommandResult, Sandboxing, run_command
-from hybridagi_steps.workspace.confined import ConfinedDirectory, FoundLine, list_files, search_lines
+from hybridagi_steps.workspace.command import (
+    AllowedCommands,
+    CommandResult,
+    Sandboxing,
+    run_command,
+)
+from hybridagi_steps.workspace.confined import (
+    ConfinedDirectory,
+    FoundLine,
+    list_files,
+    search_lines,
+)
 from hybridagi_steps.workspace.snapshot import (
     ChangeLog,
     Entry,

@@ -74,7 +74,7 @@ class Recalling(StepMemory):
     """Keeps the prompts of steps that recalled what it purges."""
 
     def purge(self, where: Any, *, by: str | None = None) -> Any:
-        vars(erasure)["forget_prompts_beyond"] = nothing  # in the process of its writer
+        setattr(erasure, "forget_prompts_beyond", nothing)  # noqa: B010 - in its writer's process
         return super().purge(where, by=by)
 
 
