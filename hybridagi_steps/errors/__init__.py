@@ -84,7 +84,10 @@ class MissingExtraError(StepsError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an extra: pip install 'hybridagi-steps[{extra}]'")
+        super().__init__(
+            f"for {what} an extra is missing: pip install 'hybridagi-steps[{extra}]', or in a "
+            f"checkout pip install '.[{extra}]'."
+        )
         self.extra = extra
 
 

@@ -135,14 +135,20 @@ class BootstrapFromMemory(Teleprompter):
                 self.min_score if self.metric is None else None,
                 self.exclude,
             )
-            demos = demos_of(islice(steps, _LOOKED_AT), predict.signature, self.memory, left_out)
+            demos = [*demos_of(islice(steps, _LOOKED_AT), predict.signature, self.memory, left_out)]
             usable = [demo for demo in demos if self._passes(judged.get(str(demo.get(RUN_ID))))]
-            predict.demos = _spread(collapsed(fence.passed(usable)), self.max_demos, self.seed)
+            passed = [*fence.passed(usable)]
+            left_out["the metric"] += len(demos) - len(usable)
+            left_out["knows a validation example"] += len(usable) - len(passed)
+            predict.demos = _spread(collapsed(passed), self.max_demos, self.seed)
+        left_out = +left_out
         if left_out:
             _log.info("BootstrapFromMemory: left out %s.", dict(left_out))
         if not any(predict.demos for predict in compiled.predictors()):
             _log.warning(
-                "BootstrapFromMemory: no stored step can be used; the program is as before."
+                "BootstrapFromMemory: no stored step can be used (%s); the program is as before.",
+                ", ".join(f"{count:,}: {why}" for why, count in left_out.items())
+                or "none of these predictors",
             )
         compiled = compiled if isinstance(compiled, LearnedProgram) else LearnedProgram(compiled)
         return compiled.as_compiled()

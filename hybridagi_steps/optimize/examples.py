@@ -77,9 +77,10 @@ def steps_to_examples(
     found = Examples(collapsed(runs, most), left_out)
     if not found and not left_out:
         with unnoted():
-            known = memory.find({"program": name, "scope": EVERY_SCOPE}, limit=1).steps
-        if not known:
-            raise UnknownProgramError(name)
+            own = memory.find({"program": name, "scope": EVERY_SCOPE}, limit=1).steps
+            calls = [] if own else memory.find({"step_types": ["ProgramCall"]}, limit=1_000).steps
+        if not own:
+            raise UnknownProgramError(name, sorted({step.program or "" for step in calls}))
     return found
 
 

@@ -123,7 +123,7 @@ def _ending(steps: Sequence[AgentStep], memory: StepMemory | None) -> str:
 def _low(found: Outlook) -> Iterator[str]:
     for each in found.lowest:
         if each.chance is not None and each.chance <= _LOW:
-            usual = ", ".join(list(each.agreement)[:2])
+            usual = ", ".join(name for name in [*each.agreement][:2] if name != each.action)
             yield (
                 f"Seldom ended well: step {each.step.hop}, {call_text(each.step)}: {each.well} of "
                 f"{each.scored} similar steps were in runs that ended well"

@@ -218,8 +218,14 @@ def call_names(steps: Sequence[AgentStep]) -> list[str]:
 
 def call_text(step: AgentStep) -> str:
     """Return a call in a line: what was called, and with what."""
-    said = ", ".join(f"{key}={cut(value, _SHOWN)}" for key, value in step.arguments.items())
+    told = {key: value for key, value in step.arguments.items() if not _names_steps(value)}
+    said = ", ".join(f"{key}={cut(value, _SHOWN)}" for key, value in told.items())
     return f"{called(step) or step.step_type}({cut(said, 2 * _SHOWN)})"
+
+
+def _names_steps(value: object) -> bool:
+    """Whether an argument only names steps that stand in the run themselves, as a trajectory."""
+    return isinstance(value, dict) and value.keys() == {"steps"}
 
 
 def _loops(steps: list[AgentStep]) -> list[Loop]:

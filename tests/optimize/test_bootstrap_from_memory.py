@@ -216,3 +216,14 @@ def test_an_answer_is_known_by_its_words(answer: str, question: str, told: bool)
         valset = [asked("another", answer=answer)]
         found = demos(hs.BootstrapFromMemory(opened).compile(Desk(), valset=valset))
         assert bool(found) is not told
+
+
+def test_why_nothing_can_be_used_is_told(
+    memory: hs.StepMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    valset = [asked(f"{WORDS[n % 6]} number {n}") for n in range(12)]
+    hs.BootstrapFromMemory(memory).compile(Desk(), valset=valset)
+    assert caplog.messages == [
+        "BootstrapFromMemory: no stored step can be used (12: knows a validation example); the "
+        "program is as before."
+    ]

@@ -70,3 +70,18 @@ def test_the_text_keeps_to_its_length_and_stays_plain() -> None:
 )
 def test_trouble_is_an_error_or_a_text_that_begins_like_one(result: object, trouble: bool) -> None:
     assert (trouble_of(step("r", 1, "act", "p", result)) is not None) == trouble
+
+
+def test_feedback_names_no_steps_by_their_ids() -> None:
+    ids = ["01a20a23-ab39-7c91-ba5e-af662d28a3e6"]
+    step = hs.AgentStep(
+        step_type=hs.AgentStepType.Action,
+        predictor="ReAct.extract.predict",
+        inputs={"arguments": {"question": "Rain?", "trajectory": {"steps": ids}}},
+        outputs={"error": {"type": "ValueError", "message": "no"}},
+        status="error",
+        run_id="r",
+    )
+    told = hs.trajectory_feedback([step])
+    assert "ReAct.extract.predict(question=Rain?): ValueError: no" in told
+    assert ids[0] not in told
