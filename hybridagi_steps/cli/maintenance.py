@@ -216,16 +216,16 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
         typer.echo("nothing was revoked.")
         return
     table = render.table(
-        *("id", "when", "steps", "messages", "filter", "reason", "undone"),
-        right=("steps", "messages"),
+        *("revoked", "when", "steps", "messages", "undone"), right=("steps", "messages")
     )
-    table.columns[0].no_wrap, table.columns[0].min_width = True, max(len(e.id or "") for e in found)
+    table.columns[0].min_width = max(len(each.id or "") for each in found)
     for each in found:
         undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
         conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())
+        told = "\n".join(filter(None, (each.reason, conditions, each.id)))
         counts = f"{each.matched:,} + {each.descended:,}"
-        row = (each.id or "", f"{each.created_at:%Y-%m-%d %H:%M}", counts, f"{each.messages:,}")
-        table.add_row(*map(render.plain, (*row, conditions, each.reason or "", undone)))
+        when = f"{each.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(*map(render.plain, (told, when, counts, f"{each.messages:,}", undone)))
     render.console().print(table)
 
 

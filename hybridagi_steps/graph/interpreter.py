@@ -12,8 +12,8 @@ They are texts like any other program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -48,7 +48,8 @@ from hybridagi_steps.graph.tools.builtin import (
 )
 from hybridagi_steps.graph.tools.functions import tools_by_name
 from hybridagi_steps.graph.tools.tool_box import ToolBox
-from hybridagi_steps.recording.blocks import record
+from hybridagi_steps.recording.blocks import Block
+from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.recording.recorder import active_recorders
 from hybridagi_steps.recording.step_writer import Memory, check_memory
 from hybridagi_steps.validation import whole_number
@@ -174,8 +175,16 @@ class GraphInterpreter(dspy.Module):
         with self._recording():
             return await adriven(self._run(query, session, objective, resume, variables).work())
 
-    def _recording(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.memory is None else record(self.memory)
+    @contextmanager
+    def _recording(self) -> Generator[None]:
+        if self.memory is None:
+            yield
+            return
+        block = Block(self.memory, Labels())  # which a closed memory does not stop
+        try:
+            yield
+        finally:
+            block.leave()
 
     def stopped_run(
         self, run_id: str, session: ProgramSession | None = None, memory: Memory | None = None

@@ -377,7 +377,7 @@ def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path
         (["search", "x", "-k", "many"], "-k"),
         (["search", "x", "--mode", "magic"], "magic"),
         (["search", "x", "--expand", "all"], "all"),
-        (["search", "x", "--type", "Dance"], "step_types"),
+        (["search", "x", "--type", "Dance"], "--type: Input should be 'Action'"),
         (["search", "x", "--status", "fine"], "status"),
         (["search", "x", "--since", "yesterday"], "yesterday"),
         (["search", "x", "--until", "0001-01-01T00:00+14:00"], "--until"),

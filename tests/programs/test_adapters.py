@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import dspy
 import pytest
-from pydantic import ValidationError
 
 from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps, StepContext
+from hybridagi_steps.errors import InvalidStepError
 from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.programs.adapters import (
     StepMessages,
@@ -89,7 +89,7 @@ def test_a_single_step_or_hit_is_a_context_too() -> None:
 
 @pytest.mark.parametrize("wrong", ["text", 5, [1], {"steps": "x"}, None])
 def test_what_is_no_step_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidStepError, match="is made of a step"):
         StepContext.of(wrong)
 
 
