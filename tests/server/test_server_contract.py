@@ -135,30 +135,29 @@ def test_every_route_is_in_the_document(served: Served) -> None:
 
 
 def test_answers_lead_to_answers_that_are_what_the_document_says() -> None:
-    with StepMemory(":memory:", embedder="hashing") as memory:
-        with serving(memory, echo) as served:
-            schema.config.update(base_url=served.address)
+    with StepMemory(":memory:", embedder="hashing") as memory, serving(memory, echo) as served:
+        schema.config.update(base_url=served.address)
 
-            class Talk(schema.as_state_machine()):
-                """Sessions and runs that are listed are read, changed, answered, deleted."""
+        class Talk(schema.as_state_machine()):
+            """Sessions and runs that are listed are read, changed, answered, deleted."""
 
-                def setup(self) -> None:
-                    """Begin each talk alike: one that is begun again must be answered alike."""
-                    super().setup()
-                    memory.clear()
-                    fill(memory)
+            def setup(self) -> None:
+                """Begin each talk alike: one that is begun again must be answered alike."""
+                super().setup()
+                memory.clear()
+                fill(memory)
 
-                def get_call_kwargs(self, case: Any) -> dict[str, Any]:
-                    return {"headers": HEADERS}
+            def get_call_kwargs(self, case: Any) -> dict[str, Any]:
+                return {"headers": HEADERS}
 
-                def validate_response(
-                    self, response: Any, case: Any, additional_checks: Any = (), **_: Any
-                ) -> None:
-                    case.validate_response(response, checks=checked(), headers=HEADERS)
+            def validate_response(
+                self, response: Any, case: Any, additional_checks: Any = (), **_: Any
+            ) -> None:
+                case.validate_response(response, checks=checked(), headers=HEADERS)
 
-            seed(SEED)(Talk)
-            alike = settings(ANY_SPEED, stateful_step_count=8, phases=(Phase.generate,))
-            Talk.run(settings=alike)
+        seed(SEED)(Talk)
+        alike = settings(ANY_SPEED, stateful_step_count=8, phases=(Phase.generate,))
+        Talk.run(settings=alike)
 
 
 def test_the_document_is_served_to_those_who_may_read(served: Served) -> None:
