@@ -3,7 +3,7 @@
 Python blocks of a page run one after the other, as at the Python prompt or in the cells of a
 notebook: what is printed, and then the value of the last line, stands in a block `output` below.
 A block that awaits at its top runs in an event loop, as in a notebook; no other one does. No
-language model is set but by the page itself.
+language model is set but by the page itself, and "auto" is the embedder that comes with the core.
 """
 
 # DSPy ships no types.
@@ -24,10 +24,12 @@ from pathlib import Path
 from pprint import pformat
 from textwrap import wrap
 from typing import Any
+from unittest.mock import patch
 
 import dspy
 
 import hybridagi_steps as hs
+from hybridagi_steps.embedders import resolution
 
 DOCS = Path(__file__).parent.parent / ".github" / "docs"
 PAGES = sorted(DOCS.glob("**/*.md"))
@@ -128,12 +130,13 @@ def _cut(output: str) -> str:
 
 @contextmanager
 def _own_folder() -> Generator[None]:
-    """Stand in an empty folder of known width, and give DSPy's settings back in the end."""
+    """Stand in an empty folder of known width with the core alone; give DSPy's settings back."""
     kept, width = dict(dspy.settings.config), os.environ.get("COLUMNS")
     dspy.configure(lm=None, adapter=None, callbacks=[])
     os.environ["COLUMNS"] = str(WIDTH)
     try:
-        with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        core = patch.object(resolution, "minilm_folder", lambda: None)
+        with tempfile.TemporaryDirectory() as folder, chdir(folder), core:
             yield
     finally:
         dspy.configure(**kept)

@@ -14,10 +14,10 @@ import hybridagi_steps as hs
 SETUP = """
 import logging, dspy, hybridagi_steps as hs
 from hybridagi_steps.testing import scripted_lm
-memory = hs.StepMemory(":memory:")
+memory = hs.StepMemory(":memory:", embedder="hashing")
 with dspy.context(lm=scripted_lm([{"answer": "a refund in ten days"}])):
     with hs.record(memory, keep_prompts=True) as run:
-        dspy.Predict("question -> answer")(question="when is the refund?")
+        dspy.Predict("question -> answer")(question="refund?")
 """
 LISTINGS = [
     "memory.search('refund')",
