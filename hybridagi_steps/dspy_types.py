@@ -213,6 +213,10 @@ class AgentStepList(PredictionModel):
     steps: _Steps = Field(default_factory=list[AgentStep])
     """The steps."""
 
+    def __getitem__(self, key: Any) -> Any:
+        """Return the step at a place, the steps of a slice, or a field, as of any prediction."""
+        return self.steps[key] if isinstance(key, int | slice) else super().__getitem__(key)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the steps as prompt data."""
         return {"steps": [step.to_dict() for step in self.steps]}

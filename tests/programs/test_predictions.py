@@ -111,6 +111,16 @@ def test_there_is_one_store() -> None:
     assert made.with_inputs("steps").inputs().steps[0].hop == 4
 
 
+def test_a_list_of_steps_gives_the_step_at_a_place_and_those_of_a_slice() -> None:
+    made = AgentStepList(steps=[step(1), step(2), step(3)])
+    assert made[0] is made.steps[0]
+    assert [each.hop for each in made[-2:]] == [2, 3]
+    with pytest.raises(IndexError):
+        made[3]
+    with pytest.raises(KeyError):
+        made["step"]
+
+
 def test_empty_ones_do_not_share_their_list() -> None:
     first, second = AgentStepList(), AgentStepList()
     first.steps.append(step())
