@@ -7,23 +7,26 @@ standard library's logging does. `subprocess` without `preexec_fn` never comes h
 
 Threads of ours rest first, between two pieces of work, so that none is importing, or waiting for a
 lock, when the process forks. Then locks are taken, in no particular order: whoever holds one of
-these must not wait for another.
+these must not wait for another. It may make one.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from _thread import RLock  # the class; `threading.RLock` is a function
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 
 class Forkable(Protocol):
@@ -57,10 +60,22 @@ class ForkSafeLock(RLock):  # pyright: ignore[reportGeneralTypeIssues] - it may 
         self.release()
 
 
+def cached_property(compute: Callable[[Any], T]) -> functools.cached_property[T]:
+    """Return a property that is kept once computed, without the lock of Python 3.11.
+
+    That is one for all objects of a class: a child that was forked while another thread computed
+    the property of any of them would wait for ever.
+    """
+    kept = functools.cached_property(compute)
+    vars(kept)["lock"] = nullcontext()
+    return kept
+
+
 _threads: WeakSet[Forkable] = WeakSet()
 _registry: WeakSet[Forkable] = WeakSet()
 _registry_lock = threading.RLock()
 _resting: list[Forkable] = []
+_forking = threading.Lock()
 
 
 def rest_at_fork(forkable: Forkable) -> None:
@@ -75,27 +90,30 @@ def rest_first_at_fork(thread: Forkable) -> None:
 
 
 def _before() -> None:
-    # Not under the registry's lock: what a thread is doing may create a lock of its own.
+    _forking.acquire()
+    # Nobody is waited for under the registry's lock: who holds what is waited for may make a lock.
     for thread in list(_threads):
         thread.before_fork()
         _resting.append(thread)
     _registry_lock.acquire()
-    for forkable in list(_registry):
-        forkable.before_fork()
-        _resting.append(forkable)
+    while new := set(_registry).difference(_resting):
+        _registry_lock.release()
+        for forkable in new:
+            forkable.before_fork()
+            _resting.append(forkable)
+        _registry_lock.acquire()
 
 
 def _after() -> None:
     _registry_lock.release()
     while _resting:
         _resting.pop().after_fork()
+    _forking.release()
 
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which cannot fork
     os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
 
-
-T = TypeVar("T")
 
 AT_ONCE = 16
 """Calls of one event loop that run side by side; a store has one writer anyway."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -28,6 +28,7 @@ import orjson
 from dspy.utils.exceptions import AdapterParseError
 from pydantic import BaseModel
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import (
     ArtifactError,
     InvalidSettingError,

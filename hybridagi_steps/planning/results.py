@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from html import escape
 from typing import Any, Literal
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import UnknownStepError
 from hybridagi_steps.planning.comparison import Comparison, compare
 from hybridagi_steps.planning.plan import Plan, PlanStep, drawn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,6 +11,7 @@ import dspy
 from dspy.utils.callback import BaseCallback
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import InvalidSettingError, StepsError
 from hybridagi_steps.programs.adapters import retrying
 from hybridagi_steps.recording.blocks import RunHandle, record

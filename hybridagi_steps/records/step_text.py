@@ -19,11 +19,12 @@ import re
 import threading
 import unicodedata
 from collections.abc import Callable, Collection, Iterator
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import orjson
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.agent_step import AgentStep
 
 CHAT = "chat"

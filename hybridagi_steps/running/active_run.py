@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.display.titles import line
 from hybridagi_steps.errors import SequenceConflictError
 from hybridagi_steps.memory import StepMemory
@@ -36,7 +37,7 @@ RUN = "hybridagi_steps_run"
 """The DSPy setting that carries the run of the running code."""
 _CANCELLED = "it was cancelled."
 _registers: WeakKeyDictionary[StepMemory, Register] = WeakKeyDictionary()
-_registering = threading.Lock()
+_registering = ForkSafeLock()
 
 
 class ActiveRun:
@@ -282,7 +283,7 @@ class Register:
     def __init__(self) -> None:
         self._runs: dict[str, ActiveRun] = {}
         self._sessions: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def find(self, run_id: str) -> ActiveRun | None:
         """Return a run in flight."""

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import anyio
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import StepsError
 
 Reason = Literal[

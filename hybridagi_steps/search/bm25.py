@@ -11,13 +11,13 @@ Reference: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search.forward_index import (
     K1,

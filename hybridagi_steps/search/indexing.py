@@ -16,11 +16,10 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
-from hybridagi_steps._concurrency import rest_first_at_fork
+from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
 from hybridagi_steps.embedders import checked_vectors
 from hybridagi_steps.errors import (
     DiskFullError,

@@ -8,12 +8,12 @@ around, no session and no tool is read that the search may not show.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.records.store_values import FloatVector, Rows, distinct
 from hybridagi_steps.search.bm25 import (

@@ -226,7 +226,8 @@ class FaissIndex:
         store = VectorStore.restore(arrays["rows"], paged or vectors, arrays["alive"])
         index = cls(dimension)
         index._store, index._scopes = store, Scopes(store, index._exact_rows)
-        codes = _codes_of(arrays)
+        with index._lock:  # a fork waits: a child would wait for ever for an import it cannot end
+            codes = _codes_of(arrays)
         code_dimension = dimension if codes is None else codes.dimension
         if not dimension == store.dimension == code_dimension:
             raise DamagedFileError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -87,6 +88,7 @@ def _search_until(memory: StepMemory, stop: threading.Event) -> None:
 
 def _child(memory: StepMemory, number: int) -> None:
     """Use the memory of the parent: write, find by search, read."""
+    faulthandler.dump_traceback_later(CHILD_SECONDS - 5)  # where it stands, if it hangs
     for n in range(3):
         name, word = f"child {number}.{n}", f"born{number}x{n}"
         memory.add(step_of(name, f"{word} text", "r"))

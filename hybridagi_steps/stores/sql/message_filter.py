@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import orjson
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.messages.agent_steps import SHOWN
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
