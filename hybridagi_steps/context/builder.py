@@ -25,7 +25,7 @@ from hybridagi_steps.context.layout import (
     stands_in_summary,
 )
 from hybridagi_steps.context.older_units import OlderUnits, lent
-from hybridagi_steps.context.quoting import Recalled, block_text, filled
+from hybridagi_steps.context.quoting import Recalled, filled
 from hybridagi_steps.context.recall import Search, dependencies, found, query_of
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, SentPrompts
 from hybridagi_steps.context.sources import (
@@ -393,8 +393,7 @@ class ContextBuilder:
             receipt.next_best = ReceiptEntry(best.id, best.why(), best.whole_tokens, best.rank)
         if not made.steps:
             return None
-        text = {"content": block_text(made.steps)}
-        return Quoted(made, self._count.message(text))
+        return Quoted(made, self._count.message({"content": made.text}))
 
 
 def _recallable(where: Where, trust: Trust | None) -> StepFilter | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hybridagi_steps.context.compaction import summarised
-from hybridagi_steps.context.quoting import Filled, Recalled, block_text
+from hybridagi_steps.context.quoting import Filled, Recalled
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, add_entry
 from hybridagi_steps.context.sources import Source
 from hybridagi_steps.messages.provider_out import OPENING
@@ -44,7 +44,7 @@ class Quoted:
             id="recalled",
             session_id=session_id,
             role=MessageRole.USER,
-            content=block_text(self.found.steps),
+            content=self.found.text,
             metadata={SYNTHETIC: True, RECALLED_STEPS: [step.id for step in self.found.steps]},
         )
 

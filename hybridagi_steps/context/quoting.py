@@ -16,7 +16,7 @@ from hybridagi_steps.messages.fences import STEP_MARK, inert, opening, sealed
 from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.messages.units import Unit, unit_text
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.excerpts import excerpt
+from hybridagi_steps.records.excerpts import Fragments
 from hybridagi_steps.records.message import in_utc
 
 _LEAST_TOKENS = 24
@@ -78,8 +78,11 @@ class Recalled:
         """Return what it says, in at most so many characters."""
         if isinstance(self.of, AgentStep):
             return recalled_text(self.of, length=length, wanted=wanted, dated=False)
-        text = unit_text(self.of)
-        return text if length is None else excerpt(text, length, wanted)
+        if length is None:
+            return unit_text(self.of)
+        if self.of.fragments is None:
+            self.of.fragments = Fragments(unit_text(self.of))
+        return self.of.fragments.excerpt(length, wanted)
 
     def head(self) -> str:
         """Return the mark that begins a group of neighbours: their day, and whence they come."""
@@ -96,6 +99,8 @@ class Filled:
     """The best that is not there, or not whole."""
     left: int = 0
     """Tokens that nothing was found for."""
+    text: str = ""
+    """Of the message that quotes them."""
 
     @property
     def full(self) -> bool:
@@ -142,7 +147,10 @@ def filled(
     made.left_out = next((step for step in made.steps if step.cut), made.left_out)
     if (best := made.left_out) is not None and not best.whole_tokens:
         best.whole_tokens = count(f"{best.mark}\n{best.text}\n")
-    while made.steps and (over := count(block_text(made.steps)) - room) > 0:
+    while made.steps:
+        made.text = _block_text(made.steps)
+        if (over := count(made.text) - room) <= 0:
+            break
         made.left_out = made.steps.pop()
         made.left -= over
     return made
@@ -165,7 +173,7 @@ def _different(found: Iterable[Recalled], kept: Sequence[Recalled]) -> Iterator[
             held |= {(group, first), (group, last)}
 
 
-def block_text(steps: Sequence[Recalled]) -> str:
+def _block_text(steps: Sequence[Recalled]) -> str:
     """Return the text of the message that quotes steps: run by run, the oldest first.
 
     Those of this session come last.

@@ -31,6 +31,7 @@ from hybridagi_steps.messages.parts import (
     tool_name,
 )
 from hybridagi_steps.messages.recalled_text import call_text
+from hybridagi_steps.records.excerpts import Fragments
 from hybridagi_steps.records.json_reading import (
     JsonObject,
     as_arguments,
@@ -62,6 +63,8 @@ class Unit:
     """Whether it stands for earlier messages."""
     costs: tuple[str, list[int]] | None = None
     """Tokens of each message, behind the id of the counter that said so; None until counted."""
+    fragments: Fragments | None = None
+    """What it says in fragments, once it was quoted in part."""
 
     def __post_init__(self) -> None:
         metadata = self.messages[0].metadata

@@ -66,6 +66,36 @@ def words(text: str) -> tuple[str, ...]:
     return (*tokens(begin), *(found.lower() for found in identifiers(begin)))
 
 
+class Fragments:
+    """A text in the fragments that excerpts are made of, with what makes each matter."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._fragments = _fragments(text)
+        self._words = [frozenset(words(fragment)) for fragment in self._fragments]
+        self._telling = [min(4, len(identifier_set(fragment))) for fragment in self._fragments]
+
+    def excerpt(self, characters: int, wanted: Collection[str] = ()) -> str:
+        """Return an excerpt, as the function of that name does."""
+        if len(self.text) <= characters:
+            return self.text
+        sought = frozenset(wanted)
+        worth = [
+            2.0 * len(sought & found) + 0.5 * telling
+            for found, telling in zip(self._words, self._telling, strict=True)
+        ]
+        if worth:
+            worth[0] += 1.0
+        chosen: set[int] = set()
+        room = characters - len(GAP)
+        for number in sorted(range(len(worth)), key=lambda n: (-worth[n], n)):
+            cost = len(self._fragments[number]) + len(GAP)
+            if cost <= room:
+                chosen.add(number)
+                room -= cost
+        return _joined(self._fragments, sorted(chosen)) or _beginning(self.text, characters)
+
+
 def excerpt(text: str, characters: int, wanted: Collection[str] = ()) -> str:
     """Return the fragments of a text that matter most, at most `characters` long altogether.
 
@@ -74,19 +104,7 @@ def excerpt(text: str, characters: int, wanted: Collection[str] = ()) -> str:
         characters: Most characters of the result.
         wanted: Words, as `words` gives them, that make a fragment matter.
     """
-    if len(text) <= characters:
-        return text
-    fragments = _fragments(text)
-    sought = set(wanted)
-    order = sorted(range(len(fragments)), key=lambda n: (-_worth(fragments[n], sought, n), n))
-    chosen: set[int] = set()
-    room = characters - len(GAP)
-    for number in order:
-        cost = len(fragments[number]) + len(GAP)
-        if cost <= room:
-            chosen.add(number)
-            room -= cost
-    return _joined(fragments, sorted(chosen)) or _beginning(text, characters)
+    return text if len(text) <= characters else Fragments(text).excerpt(characters, wanted)
 
 
 def extractive_summary(text: str) -> str:
@@ -124,9 +142,3 @@ def _beginning(text: str, characters: int) -> str:
     """Return the beginning of a text up to a blank, if there is one."""
     begin = text[:characters]
     return begin[: begin.rfind(" ")].rstrip() or begin if " " in begin else begin
-
-
-def _worth(fragment: str, sought: set[str], place: int) -> float:
-    hits = len(sought.intersection(words(fragment))) if sought else 0
-    first = 1.0 if place == 0 else 0.0
-    return 2.0 * hits + first + 0.5 * min(4, len(identifier_set(fragment)))
