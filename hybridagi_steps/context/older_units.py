@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from operator import is_not
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class OlderUnits:
     def __init__(self) -> None:
         self._words = LexicalIndex()
         self._units: dict[int, Unit] = {}
+        self._held: list[Unit] = []
         self._naming: defaultdict[str, set[int]] = defaultdict(set)
         self._showing: defaultdict[str, set[int]] = defaultdict(set)
         self._message_ids: dict[int, str] = {}
@@ -39,16 +41,25 @@ class OlderUnits:
 
         Complexity: linear in the words of what is new or gone; what stays is only compared.
         """
-        wanted = {unit.place: unit for unit in units}
-        gone = [unit for unit in self._units.values() if wanted.get(unit.place) is not unit]
-        new = [unit for unit in units if self._units.get(unit.place) is not unit]
+        # Nearly all stay where they are: what is equal at the beginning is not looked at.
+        moved = map(is_not, self._held, units)
+        same = next(
+            (n for n, differs in enumerate(moved) if differs), min(len(self._held), len(units))
+        )
+        wanted = {unit.place: unit for unit in units[same:]}
+        before = {unit.place: unit for unit in self._held[same:]}
+        gone = [unit for place, unit in before.items() if wanted.get(place) is not unit]
+        new = [unit for place, unit in wanted.items() if before.get(place) is not unit]
         for unit in gone:
             for place_sets, key in self._keys(unit, unit_text(unit)):
                 place_sets[key].discard(unit.place)
         self._words.remove(np.array([unit.place for unit in gone], np.int64))
         self._words.add(self._taken_in(unit) for unit in new)
         self._unlocated += [message.id for unit in new for message in unit.messages]
-        self._units = wanted
+        for unit in gone:
+            del self._units[unit.place]
+        self._units.update((unit.place, unit) for unit in new)
+        self._held = [*units]
 
     def locate(self, store: StoreBackend, others: Iterable[Unit]) -> None:
         """Learn in which rows of a store the messages of these units and of others stand."""

@@ -266,7 +266,7 @@ class LexicalIndex:
     @property
     def average_own_length(self) -> float:
         """Own words of the average document, removed ones included until they go."""
-        return self.forward.own_words / self._size if self._size else 0.0
+        return self.forward.all_own / self._size if self._size else 0.0
 
     def grouped(
         self, terms: Sequence[str], rows: Rows, groups: npt.NDArray[Any], count: int

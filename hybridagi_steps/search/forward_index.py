@@ -70,7 +70,7 @@ class ForwardIndex:
         }
         self._unread: PagedArray | None = None
         self._size = 0
-        self.own_words = 0
+        self.all_own = 0
         """Own words of all documents together."""
 
     def extend(
@@ -90,18 +90,19 @@ class ForwardIndex:
         self._put("units", start, units)
         self._put("ends", self._size, start + ends[np.cumsum(lengths)])
         own_from = np.minimum(own_from, _LARGEST)
-        self.own_words += int(window.sum() - own_from.sum())
+        self.all_own += int(window.sum() - own_from.sum())
         self._put("own_from", self._size, own_from)
         self._put("window", self._size, window)
         self._size += len(lengths)
 
-    def words(self, positions: Places, *, own: bool) -> Words:
-        """Return the words of documents, all of them or their own; of position -1 none."""
-        words, in_window = self.all_words(positions)
-        if own:
-            before = np.where(positions >= 0, self._of_each("own_from", positions), 0)
-            in_window &= _from(before, words.lengths)
-        return words.among(in_window)
+    def own_words(self, positions: Places) -> tuple[Words, Places, Places]:
+        """Return all words of documents, and where in each its own begin and end; of -1 none."""
+        there = positions >= 0
+        first, last = (
+            np.where(there, self._of_each(name, positions), 0).astype(np.int64)
+            for name in ("own_from", "window")
+        )
+        return self._read(positions), first, last
 
     def all_words(self, positions: Places) -> tuple[Words, npt.NDArray[np.bool_]]:
         """Return the words of documents and their further ones, and which are no further ones."""
@@ -136,7 +137,7 @@ class ForwardIndex:
         index._columns = {n: arrays[n] if n != "units" else units.reshape(-1) for n in _KINDS}
         index._size = len(arrays["ends"])
         window, before = (arrays[name].sum(dtype=np.int64) for name in ("window", "own_from"))
-        index.own_words = int(window - before)
+        index.all_own = int(window - before)
         return index
 
     def _put(self, name: str, at: int, values: npt.NDArray[Any]) -> None:

@@ -293,12 +293,17 @@ class _Answer:
         order = np.argsort(wanted, kind="stable")
         asked = columns.purpose_hashes(scored.rows)
         first, last = (np.searchsorted(wanted[order], asked, side) for side in ("left", "right"))
-        for _ in range(_QUESTIONS_DEEP):
-            for answer in np.flatnonzero(last > first).tolist():
-                questions = order[first[answer] : last[answer]]
-                scored.score[answer] = max(scored.score[answer], scored.score[questions].max())
-                scored.exact[answer] |= scored.exact[questions].any()
-                given_way[questions] = True
+        score, exact = scored.score.tolist(), scored.exact.tolist()
+        asking = [
+            (answer, order[first[answer] : last[answer]].tolist())
+            for answer in np.flatnonzero(last > first).tolist()
+        ]
+        for _ in range(_QUESTIONS_DEEP if asking else 0):
+            for answer, questions in asking:
+                score[answer] = max(score[answer], *map(score.__getitem__, questions))
+                exact[answer] = exact[answer] or any(map(exact.__getitem__, questions))
+        given_way[[question for _, questions in asking for question in questions]] = True
+        scored.score[:], scored.exact[:] = score, exact
         itself = self.query.itself
         return given_way if itself is None else given_way & (scored.rows != itself)
 

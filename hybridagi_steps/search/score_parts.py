@@ -245,7 +245,8 @@ class ScoreParts:
     def _wide(self, rows: Rows) -> Scores:
         """Score each turn with those up to `AROUND` links before and after it, as one text."""
         members, owners = self._around(rows)
-        counts, lengths = self._own_counts(members, self.query.terms)
+        members, place = np.unique(members, return_inverse=True)  # many stand around several
+        counts, lengths = (of[place] for of in self._own_counts(members, self.query.terms))
         wide = _summed(counts, owners, len(rows))
         length = np.bincount(owners, lengths, minlength=len(rows))
         return _to_best(bm25(wide, length, self._weights(self.query), float(length.mean())))
@@ -343,10 +344,14 @@ class ScoreParts:
         """Return how often each row's own text has each term, and its length."""
         counts, lengths = np.zeros((len(rows), len(terms))), np.zeros(len(rows), np.int64)
         for lexical in self._lexicals():
-            words = lexical.forward.words(lexical.positions_of(rows), own=True)
+            words, first, last = lexical.forward.own_words(lexical.positions_of(rows))
             slots = lexical.slots.of(words, lexical.numbers(terms), len(lexical.vocabulary))
-            counts += slot_counts(words, slots, (slots >= 0).nonzero()[0], len(terms))
-            lengths += words.lengths
+            (found,) = (slots >= 0).nonzero()  # few: only of these is asked whose they are
+            document = words.document[found]
+            place = found - (np.cumsum(words.lengths) - words.lengths)[document]
+            own = found[(place >= first[document]) & (place < last[document])]
+            counts += slot_counts(words, slots, own, len(terms))
+            lengths += last - first
         return counts, lengths
 
     def _cosines(self, vector: FloatVector | None, rows: Rows) -> Scores:
@@ -377,6 +382,6 @@ def _to_best(scores: Scores) -> Scores:
 
 def _summed(counts: Counts, owners: Places, count: int) -> Counts:
     """Return the sums of the rows of each owner."""
-    summed = np.zeros((count, counts.shape[1]))
-    np.add.at(summed, owners, counts)
-    return summed
+    width = counts.shape[1]
+    place = owners[:, None] * width + np.arange(width)
+    return np.bincount(place.ravel(), counts.ravel(), count * width).reshape(count, width)

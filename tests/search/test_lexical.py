@@ -355,9 +355,10 @@ def test_words_beyond_those_of_two_bytes_and_counts_beyond_one() -> None:
     index = LexicalIndex()
     index.add([Document(1, many[:60_000], many[60_000:], 59_000), Document(2, ["w59999"] * 700)])
     for again in (index, LexicalIndex.from_arrays(index.to_arrays())):
-        words = again.forward.words(again.positions_of(np.array([1, 3, 2])), own=True)
-        assert words.lengths.tolist() == [1_000, 0, 700]
-        assert words.ids.tolist() == [*range(59_000, 60_000), *[59_999] * 700]
+        words, first, last = again.forward.own_words(again.positions_of(np.array([1, 3, 2])))
+        assert words.lengths.tolist() == [70_000, 0, 700]
+        assert words.ids.tolist() == [*range(70_000), *[59_999] * 700]
+        assert [first.tolist(), last.tolist()] == [[59_000, 0, 0], [60_000, 0, 700]]
         asked = again.numbers(["w59999", "w0", "w69999"])
         assert again.counts(np.array([0, 1]), asked).tolist() == [[1, 1, 0], [700, -1, -1]]
         assert again.match(["w59999"]).top(1)[0].tolist() == [2]
@@ -397,15 +398,16 @@ def test_the_forward_index_has_the_words_of_each_document(
     rows = np.array([*range(10), 99])
     alphabet = "abcdez"
     numbers = dict(zip(index.numbers(alphabet).tolist(), alphabet, strict=False))
-    for own in (False, True):
-        found = index.forward.words(index.positions_of(rows), own=own)
-        held: dict[int, list[str]] = {row: [] for row in rows.tolist()}
-        for document, term in zip(found.document.tolist(), found.ids.tolist(), strict=True):
-            held[int(rows[document])].append(numbers[term])
-        for row, (words, first) in enumerate(documents):
-            assert held[row] == ([] if row in gone else words[first:] if own else words)
-        assert held[99] == ((["a"] if own else ["z", "a"]) if reload else [])
-        assert found.lengths.tolist() == [len(held[row]) for row in rows.tolist()]
+    found, starts, ends = index.forward.own_words(index.positions_of(rows))
+    held: dict[int, list[str]] = {row: [] for row in rows.tolist()}
+    for document, term in zip(found.document.tolist(), found.ids.tolist(), strict=True):
+        held[int(rows[document])].append(numbers[term])
+    assert found.lengths.tolist() == [len(held[row]) for row in rows.tolist()]
+    bounds = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    own = {row: held[row][start:end] for row, start, end in bounds}
+    for row, (words, first) in enumerate(documents):
+        assert (held[row], own[row]) == (([], []) if row in gone else (words, words[first:]))
+    assert (held[99], own[99]) == ((["z", "a"], ["a"]) if reload else ([], []))
 
 
 def test_of_a_file_only_the_words_looked_at_are_read(
