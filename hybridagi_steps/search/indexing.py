@@ -61,8 +61,8 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.search.vector_rows import shortened
 from hybridagi_steps.stores.waiting import Patience, taken
 
-TEXT_BATCH = 1_000
-VECTOR_BATCH = 500
+BATCH = 500
+"""Steps whose words and whose embeddings are made together, of one reading."""
 PATIENCE_SECONDS = 0.005
 """How long a search waits for other writers before it keeps a batch in memory."""
 LONGEST_READ = 20_000
@@ -189,11 +189,11 @@ class Deriver:
         """Return the words of the next pending steps, those, and up to which row that is all."""
         if after >= through:
             return [], {}, through
-        pending = self._store.pending_texts(TEXT_BATCH, after=after, through=through)
+        pending = self._store.pending_texts(BATCH, after=after, through=through)
         known = self._last.texts if self._last else {}
         told = {item.row: Told(item.step) for item in pending}
         texts = [_known_or_made(known.get(item.row), item, told[item.row]) for item in pending]
-        return texts, told, texts[-1].row if len(texts) == TEXT_BATCH else through
+        return texts, told, texts[-1].row if len(texts) == BATCH else through
 
     def _vectors(
         self, after: int, through: int, frontier: Frontier, told: Mapping[int, Told]
@@ -206,9 +206,7 @@ class Deriver:
         if after >= through:
             return [], through
         steps = {row: item.step for row, item in told.items()}
-        pending = self._store.pending_vectors(
-            VECTOR_BATCH, after=after, through=through, known=steps
-        )
+        pending = self._store.pending_vectors(BATCH, after=after, through=through, known=steps)
         if not pending:
             return [], through
         last = self._last_with_vectors
@@ -221,7 +219,7 @@ class Deriver:
         made = _vector_rows(unknown, embedder)
         fresh = {vector.row: vector for vector in made}
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
-        return vectors, pending[-1][0] if len(vectors) == VECTOR_BATCH else through
+        return vectors, pending[-1][0] if len(vectors) == BATCH else through
 
     def _saved(self, texts: list[TextRow], vectors: list[VectorRow], held: Held | None) -> int:
         """Save a batch, or hold it when that cannot be done now; return whose windows went stale.
@@ -348,7 +346,7 @@ def _tokens(item: PendingText, step: AgentStep, own: str, whole: str) -> str:
     before, words = tokens(_glimpse(item, turn)), tokens(own)
     known = {*before, *words}
     further = tokens(whole[:LONGEST_READ]) if whole != own else ()
-    rest = dict.fromkeys(word for word in further if word not in known)
+    rest = [word for word in dict.fromkeys(further) if word not in known]
     lines = [
         f"{' '.join(before)}\t{' '.join(words)}",
         " ".join(rest),
