@@ -8,6 +8,7 @@ has none until `vacuum`.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
@@ -21,6 +22,9 @@ from hybridagi_steps.records.store_values import FloatVector
 REMEDY = "`hybridagi-steps export --salvage` writes all that is whole; or restore a backup"
 _DIFFERS = "its checksum differs"
 _LARGEST = np.iinfo(np.int16).max
+_RAW_4_KIB, _SMALL_TABLE = -12, 5
+"""Of deflate: no header, a window of 4 KiB, little to clear before each text. With those that zlib
+takes by itself the words of a step take 40 µs instead of 10, for one byte less in a hundred."""
 
 
 class ChecksumError(ValueError):
@@ -59,6 +63,33 @@ def as_bytes(text: Any) -> bytes:
 def damaged(what: str, why: object = _DIFFERS) -> DamagedFileError:
     """Return the error to raise for a row that is not what was written."""
     return DamagedFileError(f"{what} is not as it was written ({why}); {REMEDY}.")
+
+
+def packed_words(words: str) -> str | bytes:
+    """Return words deflated, or as they are where that is no shorter."""
+    text = words.encode()
+    deflate = zlib.compressobj(1, zlib.DEFLATED, _RAW_4_KIB, _SMALL_TABLE)
+    packed = deflate.compress(text) + deflate.flush()
+    return packed if len(packed) < len(text) else words
+
+
+def unpacked_words(stored: Any) -> Any:
+    """Return words that `packed_words` gave, or an earlier version wrote; what else is, as it is."""
+    if not isinstance(stored, bytes):
+        return stored
+    try:
+        return zlib.decompress(stored, _RAW_4_KIB).decode()
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+
+
+def words_checksum(
+    row: int, parent_row: int | None, words: str | bytes, text_hash: int, purpose_hash: int
+) -> int:
+    """Return the checksum of a row of words, as they are stored."""
+    if isinstance(words, bytes):
+        return crc32(words, row_checksum(row, parent_row, text_hash, purpose_hash))
+    return row_checksum(row, parent_row, words, text_hash, purpose_hash)
 
 
 def vector_blob(vector: Sequence[float] | FloatVector) -> bytes:

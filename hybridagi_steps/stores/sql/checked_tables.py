@@ -17,6 +17,7 @@ from hybridagi_steps.stores.checksums import (
     row_checksum,
     session_checksum,
     vector_checksum,
+    words_checksum,
 )
 from hybridagi_steps.stores.sql.tables import Connection
 
@@ -64,7 +65,7 @@ CHECKED_TABLES = tuple(
         ("a step", "agent_step", "checksum", "row", "CAST(body AS BLOB), namespace", _step),
         ("what a message says", "message", "said_checksum", "row", _SAID_AT, _said),
         ("a message", "message", "checksum", "row", _MESSAGE, _message),
-        ("the words of a step", "step_text", "checksum", "row", _WORDS, row_checksum),
+        ("the words of a step", "step_text", "checksum", "row", _WORDS, words_checksum),
         ("the embedding of a step", "embedding", "checksum", "row", _VECTOR, vector_checksum),
         ("the score of a run", "run", "checksum", "run_id", _SCORE, row_checksum),
         ("a session", "session", "checksum", "id", _SESSION, session_checksum),

@@ -35,11 +35,14 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 from hybridagi_steps.stores.checksums import (
+    ChecksumError,
     checked_vector,
     damaged,
-    row_checksum,
+    packed_words,
+    unpacked_words,
     vector_blob,
     vector_checksum,
+    words_checksum,
 )
 from hybridagi_steps.stores.sql.lineage import in_range
 from hybridagi_steps.stores.sql.message_units import NOTHING, MessageUnits
@@ -143,6 +146,8 @@ class DerivedTables(MessageUnits):
     """Saves the embedding of a row that has none under a new `seq`."""
     _save_message_text: str
     """Does for a message as `_save_text`."""
+    _packs_words = False
+    """Whether words are stored deflated, in a column that takes bytes as well as text."""
     _save_message_vector: str
     """Does for a message as `_save_vector`."""
 
@@ -454,10 +459,11 @@ class DerivedTables(MessageUnits):
         except DamagedFileError:
             return AgentStep(step_type=AgentStepType.Action)
 
-    def _text_values(self, text: TextRow) -> tuple[int | str | None, ...]:
+    def _text_values(self, text: TextRow) -> tuple[int | str | bytes | None, ...]:
         parent = None if text.parent_row is None else int(text.parent_row)
-        words = (text.tokens, int(text.text_hash), int(text.purpose_hash))
-        checksum = row_checksum(int(text.row), parent, *words)
+        tokens = packed_words(text.tokens) if self._packs_words else text.tokens
+        words = (tokens, int(text.text_hash), int(text.purpose_hash))
+        checksum = words_checksum(int(text.row), parent, *words)
         return (parent, *words, checksum, self._namespace, int(text.row))
 
     def _vector_values(self, saved: VectorRow) -> tuple[int | bytes | None, ...]:
@@ -489,12 +495,17 @@ def _told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
 
 
 def _text(checksum: int | None, *values: Any) -> TextRow:
-    *known, scoped = values
-    row, parent_row, words, *hashes = known
-    kinds = [*map(type, (row, parent_row or row, *hashes)), type(words)]
-    if checksum not in (None, row_checksum(*known)) or kinds != [int, int, int, int, str]:
+    row, parent_row, stored, text_hash, purpose_hash, scoped = values
+    try:
+        if checksum not in (None, words_checksum(row, parent_row, stored, text_hash, purpose_hash)):
+            raise ChecksumError
+        words = unpacked_words(stored)
+    except ValueError as error:
+        raise damaged(f"the words of row {row}", error) from error
+    kinds = [*map(type, (row, parent_row or row, text_hash, purpose_hash)), type(words)]
+    if kinds != [int, int, int, int, str]:
         raise damaged(f"the words of row {row}")
-    return TextRow(*known, scoped=bool(scoped))
+    return TextRow(row, parent_row, words, text_hash, purpose_hash, scoped=bool(scoped))
 
 
 def _vector(

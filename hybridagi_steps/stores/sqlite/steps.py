@@ -271,7 +271,7 @@ class SqliteSteps(SqliteTables, StepWriting):
     _runs = _RUNS
     _session_state = session_state_query("json_extract(a.body, '$.user_id')")
     _columns, _recalled = _COLUMNS, RECALLED
-    _save_text = _SAVE_TEXT
+    _save_text, _packs_words = _SAVE_TEXT, True
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_ALL, _EMPTY
