@@ -74,7 +74,7 @@ def packed_words(words: str) -> str | bytes:
 
 
 def unpacked_words(stored: Any) -> Any:
-    """Return words that `packed_words` gave, or an earlier version wrote; what else is, as it is."""
+    """Return words that `packed_words` gave; what is no bytes, as it is."""
     if not isinstance(stored, bytes):
         return stored
     try:
