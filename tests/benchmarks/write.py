@@ -2,8 +2,10 @@
 
 The floor is the standard library's sqlite3: one bare INSERT of the same body in autocommit, in the
 same journal and synchronous mode, without ids, checks or locks. Rivals take turns on the same disk.
-What a search needs besides (words, embeddings) is not written by an append; its cost per step and
-its bytes are measured apart. What others take for the same is asked in `write_peers`.
+A batch is compared, too, with sqlite3 that makes the JSON itself and keeps ids unique, as whoever
+writes by hand has to. What a search needs besides (words, embeddings) is not written by an append;
+its cost per step and its bytes are measured apart. What others take for the same is asked in
+`write_peers`.
 """
 
 from __future__ import annotations
@@ -42,12 +44,15 @@ from tests.benchmarks.timing import (
 from tests.benchmarks.write_peers import BATCH, measure_peers, peer_tables
 
 FLOOR, STORE, MEMORY = "bare sqlite3", "store", "memory.add"
+ENCODING = "sqlite3, JSON made and ids unique"
 RANDOM_IDS, IDS_IN_ORDER = "random ids", "ids in order"
 _TURNS = 4
 """Of appends with one kind of ids: few and long, so that each has its share of checkpoints."""
 
 _TABLE = "CREATE TABLE step (row INTEGER PRIMARY KEY, body TEXT NOT NULL)"
 _INSERT = "INSERT INTO step (body) VALUES (?)"
+_TABLE_OF_IDS = "CREATE TABLE step (row INTEGER PRIMARY KEY, id TEXT UNIQUE, body TEXT NOT NULL)"
+_INSERT_WITH_ID = "INSERT INTO step (id, body) VALUES (?, ?)"
 _READ = "SELECT body FROM step WHERE row > ? AND row <= ?"
 
 
@@ -94,7 +99,7 @@ def measure(
                 for durability in get_args(Durability)
             },
             "ids": _ids(folder, appends, held),
-            "batch": _batch(folder, batches),
+            **_batch(folder, batches),
             "read_run": _read_run(folder),
             "drain": _drain(folder, embedder),
             "disk": _disk(folder, appends, embedder),
@@ -172,6 +177,7 @@ def _batch(folder: Path, batches: int) -> dict[str, Any]:
     with (
         StepMemory(folder / "batch.db") as memory,
         _floor(folder / "batch-floor.db", "full") as connection,
+        _floor(folder / "batch-ids.db", "full", _TABLE_OF_IDS) as with_ids,
     ):
 
         def made(turn: int) -> list[tuple[AgentStep, str]]:
@@ -184,10 +190,23 @@ def _batch(folder: Path, batches: int) -> dict[str, Any]:
             connection.executemany(_INSERT, [(body,) for _, body in steps])
             connection.execute("COMMIT")
 
+        def encoding(steps: list[tuple[AgentStep, str]]) -> None:
+            values = ((str(s.id), s.model_dump_json(exclude_none=True)) for s, _ in steps)
+            with_ids.execute("BEGIN IMMEDIATE")
+            with_ids.executemany(_INSERT_WITH_ID, values)
+            with_ids.execute("COMMIT")
+
         def ours(steps: list[tuple[AgentStep, str]]) -> None:
             memory.add([step for step, _ in steps])
 
-        return _compared(in_turns({FLOOR: bare, MEMORY: ours}, made, batches), MEMORY, per=BATCH)
+        found = in_turns({FLOOR: bare, ENCODING: encoding, MEMORY: ours}, made, batches)
+    rivals = {"batch": FLOOR, "batch_encoded": ENCODING}
+    return {
+        what: _compared(
+            {name: found[name] for name in (floor, MEMORY)}, MEMORY, per=BATCH, floor=floor
+        )
+        for what, floor in rivals.items()
+    }
 
 
 def _read_run(folder: Path) -> dict[str, Any]:
@@ -260,7 +279,9 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _floor(path: Path, durability: Durability) -> Generator[sqlite3.Connection]:
+def _floor(
+    path: Path, durability: Durability, table: str = _TABLE
+) -> Generator[sqlite3.Connection]:
     """Open a bare table in the journal and synchronous mode of a memory of this durability."""
     fresh = not path.exists()
     connection = sqlite3.connect(path, isolation_level=None)
@@ -268,7 +289,7 @@ def _floor(path: Path, durability: Durability) -> Generator[sqlite3.Connection]:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {durability}")
         if fresh:
-            connection.execute(_TABLE)
+            connection.execute(table)
         yield connection
     finally:
         connection.close()
@@ -294,7 +315,9 @@ def _compared(samples: Samples, ours: str, *, per: int, floor: str = FLOOR) -> d
 def _tables(result: dict[str, Any]) -> list[Table]:
     parts = {f"append, {mode}": found for mode, found in result["append"].items()}
     parts[f"append to {result['options']['held']:,} steps"] = result["ids"]
-    parts |= {f"batch of {BATCH:,}": result["batch"], "read a run": result["read_run"]}
+    batch = f"batch of {BATCH:,}"
+    parts |= {batch: result["batch"], f"{batch}, encoded": result["batch_encoded"]}
+    parts["read a run"] = result["read_run"]
     rows: list[list[str]] = []
     for what, found in parts.items():
         for name, times in found["times"].items():

@@ -196,6 +196,7 @@ def test_write_compares_with_a_bare_insert() -> None:
     )
     assert list(result["ids"]["times"]) == ["random ids", "ids in order"]
     assert all(value > 0 for value in leaves(result["ids"]))
+    assert all(value > 0 for value in leaves(result["batch_encoded"]))
     for found in (*result["append"].values(), result["batch"]):
         assert found["cpu_ratio"] > 1
         assert found["wall_ratio"] > 0

@@ -10,13 +10,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from zlib import crc32
 
 from hybridagi_steps.errors import InvalidStepError, UnknownStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_text import own_text, text_hash
 from hybridagi_steps.records.store_values import BranchPosition
-from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.body import checked_body
 from hybridagi_steps.stores.checksums import vector_blob, vector_checksum
 from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.sql.prompt_tables import PromptTables
@@ -101,12 +100,12 @@ class StepWriting(PromptTables):
             for row, body, checksum in connection.execute(READ_STEPS, asked).fetchall():
                 step = self._decoded(row, body, checksum)
                 step.score = wanted[id_text(step.id)]
-                text = encode_body(step)
+                text, checksum = checked_body(step, self._namespace)
                 values = {
                     "row": row,
                     "namespace": self._namespace,
                     "body": text,
-                    "checksum": crc32(text.encode(), self._namespace),
+                    "checksum": checksum,
                     "score": step.score,
                 }
                 for statement in self._score_step:

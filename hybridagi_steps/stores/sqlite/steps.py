@@ -11,8 +11,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any
-from zlib import crc32
 
 import numpy as np
 import orjson
@@ -22,7 +20,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
-from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.body import checked_body
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import OPEN_END, TAKE_NUMBER, Row, row_checksums
 from hybridagi_steps.stores.sql.sessions import session_state_query
@@ -187,7 +185,7 @@ _INSERT_IN_SESSION = f"""INSERT INTO agent_step
             WHERE s.namespace = ?1 AND s.id = ?5))"""  # noqa: S608 - no value in it
 # Several steps in one transaction: what those look up for each is looked up once.
 _FIRST_ROW = f"SELECT {_NEXT_ROW}"
-_INSERT_AT = """INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
+_INSERT_AT = """INSERT INTO agent_step (namespace, id, body, checksum, branch_id, sequence, row)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _FEW = 8
 """Steps that one statement inserts, their rows numbered by itself: those of a turn."""
@@ -308,8 +306,8 @@ class SqliteSteps(SqliteTables, StepWriting):
         return [(row, (kind, value)) for row, kind, value in found]
 
     def _append_one(self, step: AgentStep) -> int:
-        step_id, body = id_text(step.id), encode_body(step)
-        values = (self._namespace, step_id, body, crc32(body.encode(), self._namespace))
+        step_id = id_text(step.id)
+        values = (self._namespace, step_id, *checked_body(step, self._namespace))
         try:
             if (line := line_of(step)) is None:
                 return self._db.insert(_INSERT, values)
@@ -325,25 +323,21 @@ class SqliteSteps(SqliteTables, StepWriting):
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
         """Insert steps under their ids: pinned, or at the end of their session."""
-        given = list(zip(ids, steps, strict=True))
-        sessions = {line_of(step) for step_id, step in given if step_id not in pins}
-        ends = self._ends_of(connection, sessions)
+        lines = [*map(line_of, steps)]
+        ends = self._ends_of(connection, lines)
         namespace = self._namespace
-
-        def values(step_id: str, step: AgentStep) -> tuple[Any, ...]:
-            body, place = encode_body(step), pins.get(step_id) or ends[line_of(step)]
-            return (namespace, step_id, body, crc32(body.encode(), namespace), *place)
-
+        values = (
+            (namespace, step_id, *checked_body(step, namespace), *(pins.get(step_id) or ends[line]))
+            for step_id, step, line in zip(ids, steps, lines, strict=True)
+        )
         first = OPEN_END  # what one statement inserts is not there when it fails
         try:
-            if len(given) <= _FEW:
-                inserted = connection.execute(
-                    _insert_few(len(given)), [*chain(*(values(*each) for each in given))]
-                )
+            if len(ids) <= _FEW:
+                inserted = connection.execute(_insert_few(len(ids)), [*chain(*values)])
                 first = min(inserted)[0]
             else:
                 (first,) = connection.execute(_FIRST_ROW).fetchone()
-                numbered = ((row, *values(*each)) for row, each in enumerate(given, first))
+                numbered = ((*each, row) for row, each in enumerate(values, first))
                 connection.executemany(_INSERT_AT, numbered)
         except sqlite3.IntegrityError as error:
             stored = self._rows_of(connection, ids)
