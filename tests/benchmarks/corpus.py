@@ -25,6 +25,9 @@ PAYLOAD_BYTES = 1024
 USERS = 100
 """Whose steps they are, in equal shares: a filter by user leaves one in a hundred."""
 STEPS_PER_RUN = 20
+MESSAGE_BYTES = 266
+"""Size of what a message of a made-up conversation says."""
+MESSAGES_PER_CHAT = 20
 
 _PHRASE_WORDS = 5
 _LONGEST_WORD = 24
@@ -67,6 +70,17 @@ def made_step(number: int) -> AgentStep:
         session_id=f"session-{run // 3}",
         status="error" if chance.random() < 0.05 else "ok",
     )
+
+
+def made_conversations(messages: int) -> Iterator[dict[str, Any]]:
+    """Yield conversations in OpenAI's form, of 20 messages each (the last may be shorter)."""
+    for first in range(0, messages, MESSAGES_PER_CHAT):
+        topic, said = _topic(first), list[dict[str, str]]()
+        for number in range(first, min(first + MESSAGES_PER_CHAT, messages)):
+            text = _speech(random.Random(number), topic, _all_phrases(), MESSAGE_BYTES // 15 + 10)
+            role = "assistant" if number % 2 else "user"
+            said.append({"role": role, "content": text[:MESSAGE_BYTES]})
+        yield {"messages": said}
 
 
 def real_steps(count: int, *, first: int = 0, run_id: str | None = None) -> list[AgentStep]:

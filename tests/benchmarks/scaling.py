@@ -6,6 +6,10 @@ asked for once: a first filter is the first of a process, not of the memory's li
 does once (open, its first search by a filter, its first search after an add) is timed in fresh
 processes, all else over many calls of one process; see scaling_process.py. `growth` is how many
 times as much CPU the largest size takes as the one a decade below it: 10 is linear, 1 is flat.
+
+Bytes on disk are those of the database with the cache of its index. An imported chat is measured by
+itself, and what a memory takes that holds nothing yet (pages of empty tables) is told apart: of a
+few messages it is nearly all.
 """
 
 from __future__ import annotations
@@ -25,11 +29,18 @@ from typing import Any
 
 import orjson
 
+from hybridagi_steps.exchange.importer import import_file
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.search.index_cache import load_cache
 from tests.benchmarks import CHECKOUT, lexical
 from tests.benchmarks.conditions import conditions, counts
-from tests.benchmarks.corpus import PAYLOAD_BYTES, made_queries, made_steps
+from tests.benchmarks.corpus import (
+    MESSAGE_BYTES,
+    PAYLOAD_BYTES,
+    made_conversations,
+    made_queries,
+    made_steps,
+)
 from tests.benchmarks.scaling_process import (
     ONCE,
     OVER_AND_OVER,
@@ -51,6 +62,7 @@ _BYTES_OF_TABLES = """SELECT coalesce(s.tbl_name, d.name), sum(d.pgsize) FROM db
 _CLI = "import sys; from hybridagi_steps.cli import main; sys.exit(main())"
 _BATCH = 1_000
 _CHATS = "100,1000,10000"
+_IMPORTED = "20,2000"
 
 
 def report(json_output: bool = False, **options: Any) -> None:
@@ -65,6 +77,7 @@ def report(json_output: bool = False, **options: Any) -> None:
 def measure(
     sizes: str = SIZES,
     chats: str = _CHATS,
+    imported: str = _IMPORTED,
     rounds: int = 60,
     starts: int = 3,
     embedder: str = "wordllama",
@@ -77,6 +90,7 @@ def measure(
     Args:
         sizes: Numbers of steps, with commas between them, ascending.
         chats: Numbers of messages a session has before a turn and a context are measured.
+        imported: Numbers of messages of the imported chats whose bytes on disk are told.
         rounds: How often a process does each thing.
         starts: Fresh processes for what a process does once.
         embedder: Name of the embedder.
@@ -90,6 +104,7 @@ def measure(
         steps = {str(size): _measured(files[size], rounds, starts) for size in asked}
         parts = {str(size): bytes_by_part(files[size]) for size in asked}
         turns = {str(size): _turns(size, rounds) for size in counts(chats)}
+        chat_bytes = {str(size): imported_bytes(size, embedder) for size in counts(imported)}
         beside = measure_peers(
             asked, rounds=rounds, embedder=embedder, peers=peers, folder=folder
         ) if peers != "none" else None  # fmt: skip
@@ -100,6 +115,7 @@ def measure(
         "steps": steps,
         "growth": growth(steps),
         "bytes": parts,
+        "imported": chat_bytes,
         "messages": turns,
         "messages_growth": growth(turns),
         "words": words,
@@ -184,6 +200,26 @@ def bytes_by_part(made: Path) -> dict[str, int]:
     return found
 
 
+def imported_bytes(messages: int, embedder: str) -> dict[str, Any]:
+    """Return what so many imported messages take on disk, and what a memory of none does."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        chat, path = folder / "chat.jsonl", folder / "steps.db"
+        chat.write_bytes(b"\n".join(map(orjson.dumps, made_conversations(messages))))
+        with StepMemory(path, embedder=embedder, durability="normal") as memory:
+            memory.flush()
+        nothing = path.stat().st_size
+        with StepMemory(path, embedder=embedder, durability="normal") as memory:
+            import_file(memory, chat)
+            memory.flush()
+            memory.search(made_queries(1)[0])
+        held = sum(file.stat().st_size for file in folder.glob("steps.db*"))
+        parts = bytes_by_part(folder)
+    payload = messages * MESSAGE_BYTES
+    beside = (held - nothing) / payload
+    return {"nothing": nothing, "times": held / payload, "times_beside": beside, "parts": parts}
+
+
 def _once(made: Path, what: str) -> dict[str, Any]:
     """Let a fresh process do one thing with a copy of its own."""
     with _copied(made) as path:
@@ -248,7 +284,8 @@ def _tables(result: dict[str, Any]) -> list[Table]:
     return [
         _table("steps: p50 / p99 / CPU, ms", sizes, steps, result["growth"]),
         Table("resident, MB", ["", *sizes], resident),
-        _bytes_table(sizes, result["bytes"]),
+        _bytes_table("bytes on disk per step", sizes, result["bytes"]),
+        *_imported_tables(result["imported"]),
         _table(
             "sessions: p50 / p99 / CPU, ms",
             [f"{int(size):,} messages" for size in turns],
@@ -260,14 +297,32 @@ def _tables(result: dict[str, Any]) -> list[Table]:
     ]
 
 
-def _bytes_table(columns: Sequence[str], sizes: dict[str, dict[str, int]]) -> Table:
+def _imported_tables(sizes: dict[str, Any]) -> list[Table]:
+    columns = [f"{int(size):,} messages" for size in sizes]
+    rows = [
+        [BYTES, *(number(found["times"], 1) for found in sizes.values())],
+        [
+            "beside those of an empty memory",
+            *(number(f["times_beside"], 1) for f in sizes.values()),
+        ],
+        ["an empty memory, bytes", *(f"{found['nothing']:,}" for found in sizes.values())],
+    ]
+    parts = {size: found["parts"] for size, found in sizes.items()}
+    title = f"an imported chat, messages of {MESSAGE_BYTES} bytes"
+    return [
+        Table(title, ["", *columns], rows),
+        _bytes_table("bytes on disk per imported message", columns, parts),
+    ]
+
+
+def _bytes_table(title: str, columns: Sequence[str], sizes: dict[str, dict[str, int]]) -> Table:
     each = {int(size): parts for size, parts in sizes.items()}
     rows = [
         [part, *(number(parts.get(part, 0) / size, 1) for size, parts in each.items())]
         for part, held in each[max(each)].items()
         if held >= max(each)
     ]
-    return Table("bytes on disk per step", ["", *columns], rows)
+    return Table(title, ["", *columns], rows)
 
 
 def _table(

@@ -13,7 +13,7 @@ from tests.benchmarks.scaling_process import CONTEXT, ONCE, OVER_AND_OVER, TURN
 
 def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"sizes": "40", "chats": "2", "rounds": 1, "starts": 1, "embedder": "hashing"}
-    scaling.report(json_output=True, workdir=str(tmp_path), **small)
+    scaling.report(json_output=True, workdir=str(tmp_path), imported="6", **small)
     result = json.loads(capsys.readouterr().out)
     asked = {*ONCE, *OVER_AND_OVER, scaling.NO_CACHE, scaling.WHOLE}
     found = result["steps"]["40"]
@@ -22,6 +22,9 @@ def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found[scaling.BYTES]["times"] > 1  # no step is stored in less than it says
     parts = result["bytes"]["40"]
     assert parts["table agent_step"] > 0 < parts["table embedding"]
+    chat = result["imported"]["6"]
+    assert chat["times"] > chat["times_beside"] > 1
+    assert chat["parts"]["table message"] > 0 < chat["nothing"]
     assert result["messages"]["2"].keys() == {CONTEXT, TURN}
     assert result["words"]["40"]["ours_ms"] > 0
     # What was built is kept for the next time, and nothing else.
