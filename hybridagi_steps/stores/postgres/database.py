@@ -6,7 +6,8 @@
   patience.
 * A read sees one consistent state (REPEATABLE READ, READ ONLY).
 * A connection that the server ended while it lay idle is replaced without a word; one that ends in
-  the middle of a call gives a StorageError, and the next call connects again.
+  the middle of a call gives a StorageError, and the next call connects again. Where the address
+  names several servers it waits, as long as for a lock, for the one that takes over.
 * Before a fork every connection is closed: two processes must not speak on one.
 
 Every error of the driver leaves as one of ours. Nothing here knows about steps.
@@ -53,6 +54,7 @@ Raw = psycopg.Connection[Any]
 _MOST_CONNECTIONS = 8
 """Of one store; who needs another waits for one to come back."""
 _CONNECT_SECONDS = 10
+_TAKEOVER_PAUSE_SECONDS = 0.1
 _MUCH_LEFT = 0.9
 _LONGEST_PAUSE = "60s"
 """After which the server ends a transaction that its client left alone, and frees its lock."""
@@ -116,6 +118,7 @@ class PostgresDatabase:
         self._out = 0
         self._closed = False
         self._server_began: Any = None
+        self._has_standby = False
         self.restarts = 0
         """How often the server was found to have begun anew since this was opened."""
         self._options = self._connect_options()
@@ -261,7 +264,7 @@ class PostgresDatabase:
                 if _is_quiet(idle):
                     return idle
                 idle.close()
-            return self._connect()
+            return self._connect_by(give_up)
         except BaseException:
             self._give_back(None)
             raise
@@ -277,6 +280,17 @@ class PostgresDatabase:
                 if raw is not None:
                     self._idle.append(raw)
                 self._pool.notify_all()
+
+    def _connect_by(self, give_up: float) -> Raw:
+        """Connect; of several servers one may be about to take over, and is waited for."""
+        while True:
+            try:
+                return self._connect()
+            except StorageError:
+                waits = self._has_standby and self._server_began is not None
+                if not waits or time.monotonic() + _TAKEOVER_PAUSE_SECONDS > give_up:
+                    raise
+            time.sleep(_TAKEOVER_PAUSE_SECONDS)
 
     def _connect(self) -> Raw:
         try:
@@ -317,6 +331,7 @@ class PostgresDatabase:
                 f"{self.name} is no address that PostgreSQL's driver understands; give "
                 "postgresql://user@host:port/database, special characters percent-encoded."
             ) from None
+        self._has_standby = "," in str(given.get("host") or given.get("hostaddr"))
         options: dict[str, Any] = {
             "client_encoding": "UTF8",
             "fallback_application_name": SCHEMA,
