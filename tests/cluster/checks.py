@@ -5,6 +5,7 @@ Everything goes through the doors that users have: HTTP with a token, addresses,
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from tests.cluster.cluster import ROOT, Cluster, Shape, started
+from tests.cluster.deployment import copied_paths
 from tests.cluster.failover import failover
 
 TRIES = 30
@@ -103,11 +105,15 @@ def check() -> int:
 
 @contextmanager
 def unpacked_wheel() -> Generator[Path]:
-    """Build the wheel as the Dockerfile does, and install it without what it depends on."""
+    """Build the wheel from what the Dockerfile takes along; install it without its dependencies."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     with tempfile.TemporaryDirectory(prefix="wheel-") as name:
-        wheels, package = Path(name, "wheels"), Path(name, "package")
-        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
+        source, wheels, package = (Path(name, part) for part in ("source", "wheels", "package"))
+        for path in copied_paths():
+            target = source / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
+        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source], check=True)
         [wheel] = wheels.glob("*.whl")
         subprocess.run([*pip, "install", "--no-deps", "--target", package, wheel], check=True)
         yield package

@@ -80,6 +80,12 @@ def stages() -> list[list[Instruction]]:
     return found
 
 
+def copied_paths() -> list[Path]:
+    """Return what the first stage takes from the checkout."""
+    words = [shlex.split(one.words) for one in stages()[0] if one.name == "COPY"]
+    return [DEPLOY.parents[1] / source for *sources, _ in words for source in sources]
+
+
 def settings_of(instruction: Instruction) -> dict[str, str]:
     """Return the variables that an ENV sets."""
     return dict(word.split("=", 1) for word in shlex.split(instruction.words))
