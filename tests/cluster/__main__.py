@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.check:
         from tests.cluster.checks import check
 
-        return check()
+        return check(asked.workers)
     shape = Shape(
         databases=asked.databases,
         standby=asked.standby,

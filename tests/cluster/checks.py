@@ -5,20 +5,25 @@ Everything goes through the doors that users have: HTTP with a token, addresses,
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx
 
+from hybridagi_steps.durable.session_runs import DurableRunner
+from hybridagi_steps.errors import StorageError
+from hybridagi_steps.running.execution import RunResult
 from tests.cluster.cluster import ROOT, Cluster, Shape, started
 from tests.cluster.deployment import copied_paths
 from tests.cluster.failover import failover
+from tests.cluster.postgres import PATIENCE_SECONDS
 
 TRIES = 30
 """How often something is asked of a server while a standby takes over."""
@@ -83,18 +88,53 @@ def check_takeover(cluster: Cluster) -> float:
     return took
 
 
-def check() -> int:
+@contextmanager
+def queued(cluster: Cluster, session: str, runs: int = 20) -> Generator[None]:
+    """Hand out runs, and check after the block that workers have done each of them once."""
+    with DurableRunner(memory=cluster.address) as durable:
+
+        async def submit() -> list[str]:
+            return [await durable.submit(f"{session}-{n}", asked(n)) for n in range(runs)]
+
+        def asked(number: int) -> str:
+            return f"run {number}, which takes a while{' because' * 20}"
+
+        ids = asyncio.run(submit())
+        yield
+        for number, run_id in enumerate(ids):
+            result = asyncio.run(_result(durable, run_id))
+            assert result.status == "completed", result
+            with cluster.clients() as [client, *_]:
+                said = messages(client, f"{session}-{number}")
+            assert said == [asked(number), f"You said: {asked(number)}"]
+
+
+async def _result(durable: DurableRunner, run_id: str) -> RunResult:
+    """Wait for a run; its database may be away for a while."""
+    for _ in range(TRIES):
+        try:
+            return await asyncio.wait_for(durable.result(run_id), PATIENCE_SECONDS)
+        except StorageError:
+            await asyncio.sleep(_PAUSE_SECONDS)
+    raise AssertionError(f"run {run_id} cannot be asked for in {TRIES} tries")
+
+
+def check(workers: int) -> int:
     """Try a cluster of an installed wheel, and both kinds of takeover; print what happened."""
     with unpacked_wheel() as package:
-        shape = Shape(databases=1, synchronous=True, package=package)
+        shape = Shape(databases=1, synchronous=True, workers=workers, package=package)
         _tell(f"the processes of compose.yaml, from {package.name}")
         with started(shape, tell=lambda name: _tell(f"  {name} runs")) as cluster:
             check_doors(cluster)
             check_one_memory(cluster)
             _tell("  sessions, search and metrics: as they should be")
-            _tell(
-                f"  primary killed: every server writes again after {check_takeover(cluster):.1f} s"
-            )
+            if workers:
+                with queued(cluster, "worker-killed"):
+                    cluster.workers[0].process.kill()
+                _tell("  a worker killed: the other one has done all that was queued, once")
+            with queued(cluster, "takeover") if workers else nullcontext():
+                took = check_takeover(cluster)
+            _tell(f"  the primary killed: every server writes again after {took:.1f} s")
     for synchronous in (True, False):
         outcome = failover(synchronous=synchronous, writers=8)
         _tell(f"{'' if synchronous else 'a'}synchronous standby, 8 writers: {outcome}")

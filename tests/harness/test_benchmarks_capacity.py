@@ -14,9 +14,9 @@ COSTS = Costs(bytes_per_step=4_000, append_cpu=0.001, wal_bytes=2_000)
 
 def simulated(disk_bytes: float = 1e9, **options: Any) -> Outcome:
     """Return the outcome of a small year: 4 GB of steps in 500 namespaces."""
-    settings: dict[str, Any] = {"namespaces": 500, "steps": 10**6, "days": 60, "exponent": 1.0}
-    limits = Limits(disk_bytes=disk_bytes, cores=16)
-    return simulate(COSTS, limits, **{**settings, "peak": 5.0, **options})
+    settings: dict[str, Any] = {"namespaces": 500, "steps": 10**6, "days": 60}
+    settings |= {"exponent": 1.0, "peak": 5.0, **options}
+    return simulate(COSTS, Limits(disk_bytes=disk_bytes, cores=16), **settings)
 
 
 def test_sizes_have_a_heavy_tail_and_are_all_there() -> None:
@@ -72,7 +72,11 @@ def test_costs_are_measured_on_a_server(
         assert unit[work]["client_cpu"] > 0
         assert unit[work]["wal_bytes"] > 0
     assert unit["searched"]["120"]["search_cpu"] > 0
-    monkeypatch.setattr(capacity, "measure", lambda **_: result)
+
+    def measured() -> dict[str, Any]:
+        return result
+
+    monkeypatch.setattr(capacity, "measure", measured)
     capacity.report()
     shown = capsys.readouterr().out
     assert "database, with indexes" in shown
