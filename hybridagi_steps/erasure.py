@@ -12,16 +12,18 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridagi_steps.errors import UnknownSessionError
+from hybridagi_steps.errors import StorageError, UnknownSessionError
 from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.records.store_values import DENIALS, RULES, Erased, details_id
+from hybridagi_steps.stores.address import is_server, shown_address
 from hybridagi_steps.stores.prompts import forget_prompts_beyond
 from hybridagi_steps.validation import in_every_scope
 
@@ -41,7 +43,7 @@ class Doomed(NamedTuple):
 
 
 def erase(
-    store: StoreBackend, where: StepFilter, namespace: str, beside: Path | None, by: str | None
+    store: StoreBackend, where: StepFilter, namespace: str, address: str, by: str | None
 ) -> Erased:
     """Delete what a filter means.
 
@@ -49,7 +51,7 @@ def erase(
         store: Where from.
         where: Which steps; some condition of it leaves something out.
         namespace: The memory's, by which queues tell its runs.
-        beside: The memory's file; None when it is none.
+        address: The memory's own, by which its queue is found.
         by: The user who asks: AgentSteps of others stay; None: they go.
     """
     doomed, meant = doomed_by(store, where), meant_by(store, where)
@@ -64,7 +66,7 @@ def erase(
     if where.conditions in _WHOLE or doomed.sessions:
         whole = own + steps if where.conditions in _WHOLE else own
         queued = _queued_runs(store, where, doomed, namespace)
-        unreached = _erase_outside(store, _plans_of(whole), queued, beside)
+        unreached = _erase_outside(store, _plans_of(whole), queued, address)
     # In this order a purge that was cut short finds the same when it is repeated.
     forget_prompts_beyond(store, own + steps, doomed.messages, doomed.sessions)
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
@@ -91,11 +93,11 @@ def is_stored(store: StoreBackend, where: StepFilter) -> bool:
     return bool(steps or doomed.sessions or doomed.messages or _matching_messages(store, where))
 
 
-def erase_all(store: StoreBackend, namespace: str, beside: Path | None) -> Erased:
+def erase_all(store: StoreBackend, namespace: str, address: str) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
     plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
     queue = _queue_of(namespace)
-    unreached = _erase_outside(store, plans, lambda run: run.queue == queue, beside)
+    unreached = _erase_outside(store, plans, lambda run: run.queue == queue, address)
     store.clear()
     return Erased(0, unreached)
 
@@ -382,23 +384,28 @@ def _erase_outside(
     store: StoreBackend,
     plans: dict[str, str | None],
     gone: Callable[[QueuedRun], bool],
-    beside: Path | None,
+    address: str,
 ) -> list[str]:
     """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
+
+    A queue on another server than the memory's is reached where its address needs no password.
 
     Returns:
         Those that could not be reached.
     """
     planned = plan_runs(plans)
-    queues = dict.fromkeys(store.places())
-    if beside is not None and (own := beside.with_name(f"{beside.name}.runs")).is_file():
-        queues[str(own.absolute())] = None
+    queues = {place: place for place in store.places()}
+    if address.startswith("postgres"):
+        queues[shown_address(address)] = address
+    elif (own := Path(f"{address}.runs").absolute()).is_file():
+        queues[str(own)] = str(own)
     unreached: dict[str, None] = {}
-    for place in queues:
+    for shown, place in queues.items():
+        erase_from = _erase_from_server if is_server(place) else _erase_from_file
         try:
-            erase_from_queue(Path(place), lambda run: gone(run) or planned(run))
-        except (OSError, sqlite3.Error):
-            unreached[place] = None
+            erase_from(place, lambda run: gone(run) or planned(run))
+        except (OSError, sqlite3.Error, StorageError):
+            unreached[shown] = None
     for key, state in plans.items():
         try:
             if state is not None:
@@ -406,3 +413,16 @@ def _erase_outside(
         except (OSError, ValueError):
             unreached[str(state)] = None
     return list(unreached)
+
+
+def _erase_from_server(address: str, gone: Callable[[QueuedRun], bool]) -> None:
+    """Erase runs from the queues of a PostgreSQL database."""
+    if find_spec("psycopg") is None:
+        raise OSError("the extra postgres is not installed")
+    from hybridagi_steps.stores.postgres.work_tables import erase_work
+
+    erase_work(address, gone)
+
+
+def _erase_from_file(path: str, gone: Callable[[QueuedRun], bool]) -> None:
+    erase_from_queue(Path(path), gone)

@@ -201,7 +201,7 @@ class StepMemory(Hygiene, Prompting, Listing):
         """
         store = self._open_store
         try:
-            return erase_all(store, self.namespace, self._file).but(self._places_left())
+            return erase_all(store, self.namespace, self.whole_address).but(self._places_left())
         finally:
             self._forget_cache()
 
@@ -232,7 +232,7 @@ class StepMemory(Hygiene, Prompting, Listing):
             )
         try:
             store.forget_learned()
-            erased = erase(store, asked, self.namespace, self._file, by)
+            erased = erase(store, asked, self.namespace, self.whole_address, by)
             return erased.but(self._places_left())
         finally:
             self._forget_cache()

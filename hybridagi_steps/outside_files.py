@@ -24,10 +24,11 @@ except ImportError:  # not a POSIX system, which has no workspaces either
     fcntl = None
 
 _BUSY_SECONDS = 30.0
-_RUNS = """SELECT s.workflow_uuid, s.queue_name, i.inputs FROM workflow_status s
+_RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> '$.queue'), i.inputs
+    FROM workflow_status s
     LEFT JOIN workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
-_RUN_COLUMNS = ("workflow_uuid", "destination_uuid")
+RUN_COLUMNS = frozenset({"workflow_uuid", "destination_uuid"})
 """What the tables of a queue call the run that a row belongs to."""
 
 
@@ -88,11 +89,11 @@ def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:
         queue.execute("PRAGMA secure_delete = ON")
         queue.execute("BEGIN IMMEDIATE")
         found: list[tuple[str, str | None, str | None]] = queue.execute(_RUNS).fetchall()
-        runs = [QueuedRun(key, name, _handed_out(inputs)) for key, name, inputs in found]
+        runs = [QueuedRun(key, name, handed_out(inputs)) for key, name, inputs in found]
         ids = json.dumps([run.id for run in runs if gone(run)])
         for (table,) in queue.execute(_TABLES).fetchall():
             columns = {row[1] for row in queue.execute(f'PRAGMA table_info("{table}")')}
-            for column in columns.intersection(_RUN_COLUMNS):
+            for column in RUN_COLUMNS.intersection(columns):
                 queue.execute(
                     f'DELETE FROM "{table}" WHERE "{column}" IN (SELECT value FROM json_each(?))',  # noqa: S608 - names of the file's own tables
                     (ids,),
@@ -165,7 +166,7 @@ class StateFolder:
                 shutil.rmtree(self.handed_on(key))
 
 
-def _handed_out(inputs: str | None) -> str:
+def handed_out(inputs: str | None) -> str:
     """Return the one argument that a run was handed out with."""
     try:
         return str(json.loads(inputs or "")["args"][0])

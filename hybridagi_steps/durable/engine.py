@@ -2,47 +2,48 @@
 
 Both queues (runs of sessions, steps of plans) stand on it: addresses and errors of databases, the
 stored form (JSON), start and end of DBOS, worker names, recovery. Knows nothing of runs or plans.
-A worker holds its name by a lock that goes with the process, however that ends: on a file beside an
-SQLite database, on the connection in PostgreSQL. So no heartbeat is needed, and a name that can be
-taken belongs to nobody living: what had begun under it is put back into the queue.
+A worker holds its name as long as it lives (worker_names.py), so a name that can be taken belongs
+to nobody living: what had begun under it is put back into the queue. Should its worker live after
+all, DBOS keeps only what the one says that took the work last.
 """
 
 # DBOS keeps one instance for each process; so does this module.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
+import re
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
+from hybridagi_steps.durable.worker_names import FileNames, LeasedNames, WorkerNames
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
 from hybridagi_steps.outside_files import make_private
+from hybridagi_steps.stores.address import checked_server, is_server
 
 if TYPE_CHECKING or find_spec("dbos"):
     from dbos import DBOS, DBOSClient, Serializer
     from dbos import error as dbos_error
-    from sqlalchemy import create_engine, make_url, text
+    from psycopg import Error as DriverError
+    from psycopg.conninfo import conninfo_to_dict
+    from sqlalchemy import URL
     from sqlalchemy.exc import SQLAlchemyError
+
+    from hybridagi_steps.stores.postgres.work_tables import schema_of_queue
 else:  # said when a queue is opened, not when this module is loaded
     DBOS, Serializer = None, object
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 APPLICATION = "hybridagi-steps"
-_LOOK_SECONDS = 0.2
-"""How often a worker looks for work of dead ones."""
 _SQLITE = "sqlite:///"
+_DRIVER = re.compile(r"\+\w+(?=://)")
+"""What SQLAlchemy's addresses say beside the kind of server."""
 
 _log = logging.getLogger("hybridagi_steps")
 
@@ -108,7 +109,7 @@ class QueueDatabase(NamedTuple):
     """Where a queue is kept."""
 
     address: str
-    """As SQLAlchemy has it."""
+    """As libpq has it; of a file as SQLAlchemy has it."""
     file: Path | None
     """Of SQLite."""
     use: str
@@ -120,10 +121,26 @@ class QueueDatabase(NamedTuple):
     def of(cls, place: os.PathLike[str] | str, use: str, advice: str = "") -> QueueDatabase:
         """Return the database at a path or an address."""
         path = os.fspath(place).removeprefix(_SQLITE)
-        if "://" in path:
-            return cls(path, None, use, advice)
+        if is_server(path):
+            return cls(checked_server(_DRIVER.sub("", path)), None, use, advice)
         file = Path(path).resolve()
         return cls(f"{_SQLITE}{file}", file, use, advice)
+
+    @property
+    def url(self) -> str:
+        """The address as SQLAlchemy has it, which names several hosts in its own way."""
+        if self.file is not None:
+            return self.address
+        parts: dict[str, Any] = conninfo_to_dict(self.address)
+        user, password, database = (parts.pop(n, None) for n in ("user", "password", "dbname"))
+        hosts, ports = (str(parts.pop(n, "")).split(",") for n in ("host", "port"))
+        if len(hosts) > 1:
+            ports = ports * len(hosts) if len(ports) == 1 else ports
+            parts["host"] = [f"{h}:{p or 5432}" for h, p in zip(hosts, ports, strict=True)]
+        else:
+            parts |= {n: v for n, [v] in (("host", hosts), ("port", ports)) if v}
+        url = URL.create("postgresql", user, password, None, None, database, parts)
+        return url.render_as_string(hide_password=False)
 
     @contextmanager
     def opening(self) -> Generator[None]:
@@ -134,7 +151,7 @@ class QueueDatabase(NamedTuple):
             yield
         except OSError as error:
             raise self.unusable(error.strerror or str(error)) from error
-        except (SQLAlchemyError, dbos_error.DBOSException) as error:
+        except (SQLAlchemyError, DriverError, dbos_error.DBOSException) as error:
             cause = str(getattr(error, "orig", None) or error).rstrip(".?")
             raise self.unusable(cause) from error
         finally:
@@ -146,73 +163,23 @@ class QueueDatabase(NamedTuple):
         advice = self.advice and f" {self.advice}"
         return StorageError(f"{place} cannot be used as {self.use}: {cause}.{advice}")
 
-    def client(self) -> Any:
-        """Return a client; an SQLite file is created if it is not there."""
+    def schema(self, queue: str) -> str:
+        """Return the schema that holds a queue; an SQLite file has but one."""
+        return schema_of_queue(self.address, queue) if self.file is None else "dbos"
+
+    def client(self, queue: str) -> Any:
+        """Return a client of a queue; file or schema are created where there are none."""
         with self.opening():
             if self.file is not None:
                 make_private(self.file)
-            DBOS.migrate(self.address)
+            schema = self.schema(queue)
+            DBOS.migrate(self.url, schema=schema)
             return DBOSClient(
-                system_database_url=self.address,
+                system_database_url=self.url,
+                dbos_system_schema=schema,
                 serializer=JsonSerializer(),
                 application_name=APPLICATION,
             )
-
-
-class _FileNames:
-    """Names held by locks on files beside a database.
-
-    POSIX locks, unlike `flock`, are not kept alive by a child that a killed worker leaves behind.
-    """
-
-    def __init__(self, database: Path) -> None:
-        if fcntl is None:
-            raise InvalidSettingError("workers need file locks, which this system does not have.")
-        self._database = database
-        self._held: dict[str, int] = {}
-
-    def take(self, name: str) -> bool:
-        assert fcntl is not None  # noqa: S101 - checked when it was made
-        path = self._database.with_name(f"{self._database.name}.{name}.lock")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            os.close(descriptor)
-            return False
-        self._held[name] = descriptor
-        return True
-
-    def release(self, name: str) -> None:
-        os.close(self._held.pop(name))
-
-
-class _ServerNames:
-    """Names held by advisory locks of PostgreSQL, which go with the connection, on any machine."""
-
-    def __init__(self, address: str) -> None:
-        url = make_url(address)
-        if url.get_backend_name() in ("postgres", "postgresql"):
-            url = url.set(drivername="postgresql+psycopg")
-        self._engine = create_engine(url, isolation_level="AUTOCOMMIT")
-        self._connection = self._engine.connect()
-        self._held = 0
-
-    def take(self, name: str) -> bool:
-        taken = self._ask("pg_try_advisory_lock", name)
-        self._held += taken
-        return taken
-
-    def release(self, name: str) -> None:
-        self._ask("pg_advisory_unlock", name)
-        self._held -= 1
-        if not self._held:
-            self._engine.dispose()
-
-    def _ask(self, function: str, name: str) -> bool:
-        digest = hashlib.sha256(f"{APPLICATION}:{name}".encode()).digest()
-        key = int.from_bytes(digest[:8], signed=True)
-        return bool(self._connection.scalar(text(f"SELECT {function}(:key)"), {"key": key}))
 
 
 class Engine:
@@ -232,7 +199,7 @@ class Engine:
         self._watch = threading.Thread(target=self._recover, daemon=True, name=f"{prefix}recovery")
         self._stack = ExitStack()
         self._look: Callable[[], None] | None = None
-        self._names: _FileNames | _ServerNames
+        self._names: WorkerNames
         self.name = ""
 
     def serve_as(self, worker: Worker) -> None:
@@ -265,7 +232,7 @@ class Engine:
         with ExitStack() as stack, self.database.opening():
             stack.enter_context(only_engine(worker))
             # Before DBOS is launched, which may take work at once.
-            client = self.database.client()
+            client = self.database.client(self.queue)
             client.register_queue(
                 self.queue,
                 worker_concurrency=at_once,
@@ -274,10 +241,10 @@ class Engine:
             )
             client.destroy()
             file = self.database.file
-            self._names = _ServerNames(self.database.address) if file is None else _FileNames(file)
-            self._take_name(worker_id)
+            self._names = LeasedNames(self.database.address) if file is None else FileNames(file)
             undo = stack.enter_context(ExitStack())
-            undo.callback(self.release_name)
+            undo.callback(self._names.close)
+            self._take_name(worker_id)
             undo.callback(DBOS.destroy)
             DBOS(config=self._config(poll_seconds))
             DBOS.listen_queues([self.queue] if serves else [])
@@ -297,11 +264,11 @@ class Engine:
     def release_name(self) -> None:
         """Let other workers take up what this one has left."""
         self._names.release(self.name)
+        self._names.close()
 
     def _take_name(self, worker_id: str | None) -> None:
         if worker_id is None:
-            numbered: Iterator[str] = (f"{self._prefix}{number}" for number in count(1))
-            self.name = next(filter(self._names.take, numbered))
+            self.name = self._names.first_free(self._prefix)
         elif self._names.take(worker_id):
             self.name = worker_id
         else:
@@ -312,7 +279,9 @@ class Engine:
     def _config(self, poll_seconds: float) -> Any:
         return {
             "name": APPLICATION,
-            "system_database_url": self.database.address,
+            "system_database_url": self.database.url,
+            "dbos_system_schema": self.database.schema(self.queue),
+            "use_listen_notify": False,  # nothing here waits for DBOS's messages
             "executor_id": self.name,
             "application_version": self.version,
             "serializer": JsonSerializer(),
@@ -325,14 +294,15 @@ class Engine:
         """Put work that dead workers had begun back into the queue, until this engine stops."""
         while True:
             try:
-                self._recover_dead()
+                if self._names.renew(self.name):
+                    self._recover_dead()
                 if self._look is not None:
                     self._look()
             except Exception:  # the work waits for the next look
                 if not threading.main_thread().is_alive():
                     return  # DBOS ends with the process
                 _log.exception("%s: the queue could not be looked at", self.name)
-            if self._stopping.wait(_LOOK_SECONDS):
+            if self._stopping.wait(self._names.look_seconds):
                 return
 
     def _recover_dead(self) -> None:

@@ -1,9 +1,10 @@
 """DurableRunner: runs of sessions that outlive the process they run in.
 
-A run is handed to a queue in a database (DBOS on SQLite, one machine) and carried out by whichever
-worker process is there. A worker that is killed leaves whole units in the session; another one
-takes the turn up. Runs of one session follow each other; those of different sessions stand side by
-side. This module hands runs out and looks at them; session_worker.py carries them out.
+A run is handed to a queue in a database (DBOS: a file beside the memory's, or the memory's own
+PostgreSQL for several machines) and carried out by whichever worker process is there. A worker that
+is killed leaves whole units in the session; another one takes the turn up. Runs of one session
+follow each other; those of different sessions stand side by side. This module hands runs out and
+looks at them; session_worker.py carries them out.
 """
 
 # DBOS is loaded on first use, by name.
@@ -76,14 +77,15 @@ class DurableRunner:
 
     Args:
         program: A StepRunner, or what one is made of; a process that only hands out needs none.
-        memory: Where sessions are kept: a file, which every process must open, or a memory on one.
-        database: The SQLite file of the queue; by default beside the memory's, with `.runs`.
+        memory: Where sessions are kept, a file or a server's address, which every process opens.
+        database: The queue's SQLite file or PostgreSQL address; by default beside the memory's file
+            with `.runs`, or in the memory's own database.
         poll_seconds: How often queue and runs are looked at.
 
     Raises:
         MissingExtraError: The extra `durable` is not installed.
-        InvalidSettingError: A memory without a file, or a StepRunner over another one.
-        StorageError: The queue's file cannot be opened or is none.
+        InvalidSettingError: A memory of this process alone, or a StepRunner over another one.
+        StorageError: The queue's database cannot be opened or is none.
 
     Example:
         `run_id = await hs.DurableRunner(memory="steps.db").submit("chat", "Hello")`
@@ -106,19 +108,18 @@ class DurableRunner:
         self.memory: StepMemory = self._opened or memory  # pyright: ignore[reportAttributeAccessIssue]
         if self.memory.address == ":memory:":
             raise InvalidSettingError("durable runs need a memory in a file, such as 'steps.db'.")
-        place = os.fspath(database or self.memory.address)
-        if is_server(place):
-            raise InvalidSettingError(
-                f"a queue of runs is an SQLite file on the machine of its workers, not "
-                f"{shown_address(place)}; name one: database='steps.runs'."
-            )
+        place = os.fspath(database or self.memory.whole_address)
+        if database is None and not is_server(place):
+            place = f"{place}.runs"
         made = program is None or isinstance(program, StepRunner)
         self.runner: StepRunner | None = program if made else StepRunner(program, self.memory)
-        self.database = Path(database or f"{self.memory.address}.runs").absolute()
+        self._queue_database = QueueDatabase.of(place, "a queue of runs")
+        shown = shown_address(place) if is_server(place) else Path(place).absolute()
+        self.database: Path | str = shown
         self.queue = f"session-runs:{self.memory.namespace}"
         self._poll = poll_seconds
         try:
-            self._client = self._queue_database().client()
+            self._client = self._queue_database.client(self.queue)
             self.memory.note_queue(str(self.database))
         except BaseException:
             if self._opened is not None:
@@ -215,7 +216,9 @@ class DurableRunner:
         """
         if (await self._standing(run_id)).ending is not None:
             return False
-        asked = partial(self._client.update_workflow_attributes, run_id, {CANCEL: True})
+        # DBOS takes what is cancelled out of its queue; a purge must still know whose it is.
+        said = {CANCEL: True, "queue": self.queue}
+        asked = partial(self._client.update_workflow_attributes, run_id, said)
         await in_thread(asked)
         [status] = await in_thread(partial(self._client.list_workflows, workflow_ids=[run_id]))
         if status.status == "ENQUEUED":
@@ -248,7 +251,7 @@ class DurableRunner:
         """
         if self.runner is None:
             raise InvalidSettingError("a worker needs a program: DurableRunner(program, memory).")
-        engine = Engine(self._queue_database(), self.queue, FORMAT_VERSION, "session-worker-")
+        engine = Engine(self._queue_database, self.queue, FORMAT_VERSION, "session-worker-")
         worker = SessionWorker(self.runner, self._client, engine)
         return worker.serve(stop or threading.Event(), at_once, self._poll, grace_seconds)
 
@@ -270,9 +273,6 @@ class DurableRunner:
             store = self.memory.repository().store
             check_owner(store, order.session_id, order.user_id, new=True, nobodys=True)
 
-    def _queue_database(self) -> QueueDatabase:
-        return QueueDatabase.of(self.database, "a queue of runs")
-
     def _enqueue(self, run_id: str, session_id: str, text: str) -> None:
         before = self._client.list_workflows(
             status=["ENQUEUED", "PENDING"],
@@ -286,6 +286,7 @@ class DurableRunner:
             "queue_name": self.queue,
             "queue_partition_key": session_id,
             "workflow_id": run_id,
+            "app_version": FORMAT_VERSION,  # plans, of another form, may stand in the same database
             # The queue's own order is that of the clock, which SQLite has in whole seconds.
             "priority": max(own, default=0) + 1,
         }

@@ -19,7 +19,9 @@ import orjson
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.durable.engine import DBOS, Engine, workflow
 from hybridagi_steps.errors import (
+    DuplicateStepError,
     InvalidSettingError,
+    SequenceConflictError,
     StorageError,
     UnknownSessionError,
 )
@@ -39,6 +41,10 @@ FORMAT_VERSION = "1"
 """Runs are taken up only by code that reads this form of them."""
 MOST_ATTEMPTS = 20
 """A run that takes its worker down this often is given up."""
+_CONFLICTS = (SequenceConflictError.__name__, DuplicateStepError.__name__)
+_MOST_CONFLICTS = 5
+_QUIET_SECONDS = 5.0
+"""After which a worker that writes to the same turn is believed to have stopped."""
 _PAGE = 512
 """Messages of a run that are read at once."""
 
@@ -134,7 +140,28 @@ class SessionWorker:
         return orjson.dumps(ending, default=repr).decode()
 
     async def _ended(self, run_id: str, order: Order) -> dict[str, Any]:
-        turn = await in_thread(partial(turn_of, self._runner.memory, order.session_id, run_id))
+        """Bring a run to its end, with whoever is at it as well.
+
+        A worker that stood still was taken for dead, and may go on: the session takes what one of
+        the two says first. The other waits until that one has ended the turn, or is quiet.
+        """
+        ending: dict[str, Any] = {}
+        for _ in range(_MOST_CONFLICTS):
+            ending = await self._attempted(run_id, order)
+            error: dict[str, Any] = ending["data"].get("error") or {}
+            if error.get("type") not in _CONFLICTS:
+                break
+            seen = -1
+            while (length := len(await in_thread(partial(self._turn, run_id, order)))) > seen:
+                seen = length
+                await asyncio.sleep(_QUIET_SECONDS)
+        return ending
+
+    def _turn(self, run_id: str, order: Order) -> list[Step]:
+        return turn_of(self._runner.memory, order.session_id, run_id)
+
+    async def _attempted(self, run_id: str, order: Order) -> dict[str, Any]:
+        turn = await in_thread(partial(self._turn, run_id, order))
         last = turn[-1] if turn else None
         if last is not None and last.is_assistant_step() and not last.has_tool_calls():
             return {"data": _stored_ending(turn)}

@@ -334,8 +334,8 @@ def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:
     with StepMemory(":memory:", embedder="hashing") as memory:
         with pytest.raises(InvalidSettingError, match="in a file"):
             DurableRunner(memory=memory)
-        queue = "postgresql://ann:secret@db/runs"
-        with pytest.raises(InvalidSettingError, match="SQLite file") as refused:
+        queue = "postgresql://ann:secret@127.0.0.1:1/runs"
+        with pytest.raises(StorageError, match="cannot be used as a queue of runs") as refused:
             DurableRunner(memory=done.memory, database=queue)
         assert "secret" not in str(refused.value)
         with pytest.raises(InvalidSettingError, match="another one"):
@@ -410,6 +410,17 @@ def test_a_process_is_one_worker(done: Done) -> None:
         stop = threading.Event()
         stop.set()
         assert durable.run_worker(stop, grace_seconds=0)
+
+
+def test_a_run_that_was_cancelled_while_it_waited_is_erased_with_the_rest(tmp_path: Path) -> None:
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        DurableRunner(memory=memory) as durable,
+    ):
+        unwanted = asyncio.run(durable.submit("s", "a secret"))
+        assert asyncio.run(durable.cancel(unwanted))
+        assert memory.purge({"session_id": "s"}).unreached == ()
+    assert b"a secret" not in (tmp_path / "steps.db.runs").read_bytes()
 
 
 def test_a_worker_ends_though_its_queue_is_locked(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Respon
         if caller.only_user is None or where.picks_nothing or is_stored(store, where):
             return memory.purge(where)
         # What all users share is left alone; runs of theirs may wait in a queue.
-        return erase(store, where, memory.namespace, None, caller.only_user)
+        return erase(store, where, memory.namespace, memory.whole_address, caller.only_user)
 
     return await _purged(shared, caller, where, purge_own)
 

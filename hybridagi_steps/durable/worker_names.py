@@ -1,0 +1,134 @@
+"""Worker names: held by one living process each, so that what a dead one had begun is taken up.
+
+Beside an SQLite database a name is a lock on a file, which goes with the process; in PostgreSQL a
+row that its worker renews (stores/postgres/presence.py), seen by every machine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from hybridagi_steps.errors import InvalidSettingError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
+
+class WorkerNames(Protocol):
+    """Who is a living worker."""
+
+    look_seconds: float
+    """How often dead ones are looked for."""
+
+    def first_free(self, prefix: str) -> str:
+        """Take a name that nobody living holds."""
+        ...
+
+    def take(self, name: str) -> bool:
+        """Take a name unless a living process holds it."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Give a name back."""
+        ...
+
+    def renew(self, name: str) -> bool:
+        """Show that the holder of a name lives; return whether it may call others dead."""
+        ...
+
+    def close(self) -> None:
+        """Hold no name any more."""
+        ...
+
+
+class FileNames:
+    """Names held by locks on files beside a database.
+
+    POSIX locks, unlike `flock`, are not kept alive by a child that a killed worker leaves behind.
+    """
+
+    look_seconds = 0.2
+
+    def __init__(self, database: Path) -> None:
+        if fcntl is None:
+            raise InvalidSettingError("workers need file locks, which this system does not have.")
+        self._database = database
+        self._held: dict[str, int] = {}
+
+    def first_free(self, prefix: str) -> str:
+        """Take the first number that is free."""
+        return next(filter(self.take, (f"{prefix}{number}" for number in count(1))))
+
+    def take(self, name: str) -> bool:
+        """Lock a name's file."""
+        assert fcntl is not None  # noqa: S101 - checked when it was made
+        path = self._database.with_name(f"{self._database.name}.{name}.lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            return False
+        self._held[name] = descriptor
+        return True
+
+    def release(self, name: str) -> None:
+        """Unlock it."""
+        os.close(self._held.pop(name))
+
+    def renew(self, name: str) -> bool:  # noqa: ARG002 - a lock needs none
+        """Do nothing: the lock goes with the process."""
+        return True
+
+    def close(self) -> None:
+        """Unlock them all."""
+        for name in [*self._held]:
+            self.release(name)
+
+
+class LeasedNames:
+    """Names held by rows of PostgreSQL.
+
+    Names of processes are never used again: one that stood still for longer than its lease, and
+    goes on, must not find another under its name.
+    """
+
+    look_seconds = 1.0
+
+    def __init__(self, conninfo: str) -> None:
+        from hybridagi_steps.stores.postgres.presence import LEASE_SECONDS, Presence
+        from hybridagi_steps.stores.postgres.work_tables import connected
+
+        self._presence, self._lease = Presence(partial(connected, conninfo)), LEASE_SECONDS
+        self.take, self.release = self._presence.take, self._presence.release
+        self.close = self._presence.close
+        self._renewed = time.monotonic()
+        self._believes_from = self._renewed + 2 * self.look_seconds
+
+    def first_free(self, prefix: str) -> str:
+        """Take a new name."""
+        name = f"{prefix}{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.take(name)
+        return name
+
+    def renew(self, name: str) -> bool:
+        """Renew the row of a name.
+
+        After an outage of the server nobody has renewed, and no connection is what it was: whoever
+        could not renew in time calls nobody dead for a lease.
+        """
+        before, self._renewed = self._renewed, -math.inf
+        held, now = self.take(name), time.monotonic()
+        if not held or now - before > self._lease / 2:
+            self._believes_from = now + self._lease
+        self._renewed = now
+        return now >= self._believes_from

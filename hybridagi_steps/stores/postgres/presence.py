@@ -1,0 +1,61 @@
+"""Presence: which processes are alive, as rows of a PostgreSQL table that they renew (leases).
+
+A name is held by a row. It is free again when the connection that renewed it last is gone, as at
+once after kill -9, or when nobody has renewed it for `LEASE_SECONDS`, as when a machine, its
+network or a whole process stands still. Times are the server's, so clocks of machines do not
+matter, and nothing is kept in a session, so a pooler does not.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA, Raw, prepare
+
+LEASE_SECONDS = 10.0
+ALIVE = f"""p.seen_at > clock_timestamp() - interval '{LEASE_SECONDS:g} s'
+    AND EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = p.backend)"""
+"""Whether a row `p` of `presence` is of a living process."""
+_TAKE = f"""INSERT INTO {WORK_SCHEMA}.presence AS p
+    VALUES (%(name)s, %(token)s, pg_backend_pid(), clock_timestamp(), %(host)s, %(process)s)
+    ON CONFLICT (name) DO UPDATE SET token = excluded.token, backend = excluded.backend,
+        seen_at = excluded.seen_at, host = excluded.host, process = excluded.process
+    WHERE p.token = excluded.token OR NOT ({ALIVE})
+    RETURNING 1"""  # noqa: S608 - our own names
+_RELEASE = f"DELETE FROM {WORK_SCHEMA}.presence WHERE name = %(name)s AND token = %(token)s"  # noqa: S608
+
+
+class Presence:
+    """Names that this process holds, on a connection of its own.
+
+    Args:
+        connect: Opens a connection that commits each statement.
+    """
+
+    def __init__(self, connect: Callable[[], Raw]) -> None:
+        self._connect, self._raw = connect, connect()
+        self._about = {"token": uuid4(), "host": socket.gethostname(), "process": os.getpid()}
+        prepare(self._raw)
+
+    def take(self, name: str) -> bool:
+        """Take a name, or renew one that is held; return whether it is held now."""
+        return bool(self.ask(_TAKE, {"name": name, **self._about}))
+
+    def release(self, name: str) -> None:
+        """Give a name back."""
+        self.ask(_RELEASE, {"name": name, **self._about})
+
+    def ask(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        """Run one statement; return its rows. A lost connection is replaced at the next one."""
+        if self._raw.closed:
+            self._raw = self._connect()
+        answer = self._raw.execute(sql.encode(), values)
+        return answer.fetchall() if answer.description else []
+
+    def close(self) -> None:
+        """Let the connection go, and with it every name."""
+        self._raw.close()

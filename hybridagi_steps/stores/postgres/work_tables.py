@@ -1,0 +1,119 @@
+"""Work tables: what is in progress on a PostgreSQL database, in a schema beside the memory's.
+
+Queues of durable runs and plans (DBOS makes their tables), who lives and works (presence.py), and
+the runs that servers have in flight. Rows are of what goes on now or ended lately; a purge takes
+what it means out of all of them, and rewrites them, so that no page keeps it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from hybridagi_steps.errors import StorageBusyError
+from hybridagi_steps.outside_files import RUN_COLUMNS, QueuedRun, handed_out
+from hybridagi_steps.stores.address import secrets_of, shown_address
+from hybridagi_steps.stores.postgres.driver_errors import translated
+
+Raw = psycopg.Connection[Any]
+
+WORK_SCHEMA = "hybridagi_steps_work"
+_EARLIER_SCHEMA = "dbos"
+"""Where earlier versions kept queues of plans; one that is there stays."""
+_CONNECT_SECONDS = 10
+_BUSY_SECONDS = 30
+_PAUSE_SECONDS = 0.05
+_LOCK = 0x48535457
+_IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
+_CREATE = f"""BEGIN;
+    SELECT pg_advisory_xact_lock({_LOCK});
+    CREATE SCHEMA IF NOT EXISTS {WORK_SCHEMA};
+    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.presence (
+        name TEXT PRIMARY KEY, token UUID NOT NULL, backend INTEGER NOT NULL,
+        seen_at TIMESTAMPTZ NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL);
+    COMMIT"""
+_TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+    WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
+_RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> 'queue'), i.inputs
+    FROM {}.workflow_status s
+    LEFT JOIN {}.workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
+_READERS = """SELECT count(*) FROM pg_catalog.pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
+        AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
+_NOW = "SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
+
+
+def connected(conninfo: str) -> Raw:
+    """Return a connection that commits each statement."""
+    return psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
+
+
+def prepare(raw: Raw) -> None:
+    """Create the schema where it is not; needs the right to CREATE in the database then."""
+    if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.presence",)).fetchone() != (True,):
+        raw.execute(_CREATE.encode())
+
+
+def schema_of_queue(conninfo: str, queue: str) -> str:
+    """Return the schema that holds a queue, or is to hold it."""
+    with connected(conninfo) as raw:
+        if raw.execute(_IS_THERE, (f"{_EARLIER_SCHEMA}.queues",)).fetchone() == (True,):
+            earlier = sql.SQL("SELECT 1 FROM {}.queues WHERE name = %s").format(
+                sql.Identifier(_EARLIER_SCHEMA)
+            )
+            if raw.execute(earlier, (queue,)).fetchone() is not None:
+                return _EARLIER_SCHEMA
+        prepare(raw)
+    return WORK_SCHEMA
+
+
+def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
+    """Delete runs and pieces of work from the queues of a database, to the last byte.
+
+    Raises:
+        StorageError: The database cannot be reached, or not written.
+        StorageBusyError: Somebody reads it for so long that deleted rows cannot go.
+    """
+    try:
+        with connected(conninfo) as raw:
+            raw.execute(f"SET lock_timeout TO '{_BUSY_SECONDS}s'".encode())
+            for schema in (WORK_SCHEMA, _EARLIER_SCHEMA):
+                tables: dict[str, list[str]] = dict(raw.execute(_TABLES, (schema,)).fetchall())
+                if "workflow_input" in tables and _erased(raw, schema, tables, gone):
+                    _wait_for_readers(raw)
+                    for table in tables:
+                        name = sql.Identifier(schema, table)
+                        raw.execute(sql.SQL("VACUUM (FULL) {}").format(name))
+    except psycopg.Error as error:
+        raise translated(error, shown_address(conninfo), secrets_of(conninfo)) from error
+
+
+def _erased(
+    raw: Raw, schema: str, tables: dict[str, list[str]], gone: Callable[[QueuedRun], bool]
+) -> bool:
+    """Delete what is meant from the tables of one schema; return whether there was anything."""
+    with raw.transaction():
+        found = raw.execute(sql.SQL(_RUNS).format(*[sql.Identifier(schema)] * 2)).fetchall()
+        runs = [QueuedRun(key, queue, handed_out(inputs)) for key, queue, inputs in found]
+        ids = [run.id for run in runs if gone(run)]
+        for table, columns in tables.items() if ids else ():
+            for column in RUN_COLUMNS.intersection(columns):
+                statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)")
+                names = sql.Identifier(schema, table), sql.Identifier(column)
+                raw.execute(statement.format(*names), (ids,))
+    return bool(ids)
+
+
+def _wait_for_readers(raw: Raw) -> None:
+    """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""
+    now = raw.execute(_NOW, ()).fetchone()
+    give_up = time.monotonic() + _BUSY_SECONDS
+    while raw.execute(_READERS, now).fetchone() != (0,):
+        if time.monotonic() >= give_up:
+            raise StorageBusyError("a queue is read by a transaction that sees what was deleted.")
+        time.sleep(_PAUSE_SECONDS)
