@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         fork_session,
     )
     from hybridagi_steps.sessions.session_details import describe_session, session_details
+    from hybridagi_steps.stores.retention import Retained
     from hybridagi_steps.token_counters import token_counter
     from hybridagi_steps.workspace.tools import workspace_tools
     from hybridagi_steps.workspace.workspace import Workspace
@@ -155,6 +156,7 @@ __all__ = [
     "QueryList",
     "QueryWithSteps",
     "Recorded",
+    "Retained",
     "Revocation",
     "RunHook",
     "RunMetrics",
@@ -260,6 +262,7 @@ _HOMES: dict[str, str | None] = {
     "QueryList": "dspy_types",
     "QueryWithSteps": "dspy_types",
     "Recorded": "recording",
+    "Retained": "stores.retention",
     "Revocation": "records.provenance",
     "RunHook": "running.hooks",
     "RunMetrics": "records.run",

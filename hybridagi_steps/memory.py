@@ -50,6 +50,7 @@ from hybridagi_steps.stores.backup import back_up
 from hybridagi_steps.stores.hygiene import Hygiene
 from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.prompts import Prompting
+from hybridagi_steps.stores.retention import Retention
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from hybridagi_steps.validation import (
     StepId,
@@ -75,7 +76,7 @@ OPEN_MEMORIES: WeakSet[StepMemory] = WeakSet()
 """Those that are open in this process."""
 
 
-class StepMemory(Hygiene, Prompting, Listing):
+class StepMemory(Hygiene, Retention, Prompting, Listing):
     """Past steps, durable and searchable.
 
     Example:

@@ -24,6 +24,7 @@ COMMANDS = {
     "vacuum": "maintenance:vacuum",
     "backup": "maintenance:backup",
     "purge": "maintenance:purge",
+    "retain": "maintenance:retain",
     "revoke": "maintenance:revoke",
     "plan": "plan:plan",
     "open": "serve:open_page",

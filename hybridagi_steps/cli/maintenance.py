@@ -150,6 +150,26 @@ def _confirm(count: int, sessions: int, db: str) -> None:
 
 
 @with_filter
+def retain(
+    where: StepFilter,
+    days: Annotated[float, typer.Option("--days", help="How much is kept; 0.5 is half a day.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Remove what is older than so many days, sessions and runs as wholes, without asking."""
+    from hybridagi_steps.cli import render
+
+    with existing(db, namespace) as memory, render.progress("removing") as watch:
+        done = memory.retain(days, where, dry_run=dry_run, progress=watch)
+    if as_json:
+        render.print_json({**asdict(done), "before": done.before.isoformat()})
+    else:
+        typer.echo(f"{named(db)}: {done}.")
+
+
+@with_filter
 def revoke(
     where: StepFilter,
     undo: Annotated[

@@ -15,7 +15,7 @@ from uuid import UUID, uuid5
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE
 from hybridagi_steps.records.message import Step
 
@@ -31,10 +31,15 @@ REVOKED = "revoked"
 """The scope that revoked steps show."""
 UNREVOKED = "* but revoked"
 """The scope that shows all but revoked steps: what `*` is to whoever recalls."""
+QUESTIONS = "consent"
+"""The scope of questions whether a tool may run, in the line of a session."""
+CALL_STEP = "call_step_id"
+"""The key in a question's metadata of the AgentStep that will tell what its call gave."""
 RULES, DENIALS = "consent_rule", "consent_denial"
 """The scopes of rules that allow a tool, in the line of a session; that deny one, beside it."""
 _DETAILS = UUID("2b0f5a0e-6f0b-4c55-9a35-8f3c1f1b7f42")
 _DENIED = UUID("8d5c2e1a-40f7-5b93-a6de-3c9b7f10e258")
+_ANSWERS = UUID("2f4a7c1e-6d0b-5b8e-9c37-8f1d5e2a4b60")
 MESSAGE_ROWS = 2**40
 """Rows from here on are messages of sessions: this plus the row that the message itself has."""
 
@@ -67,6 +72,12 @@ def tool_id(tool: str) -> str:
 def denial_id(tool: str, session_id: str | None, user_id: str | None) -> str:
     """Return the id of the rule that denies a tool, by its `tool_id`, in a session, to a user."""
     return str(uuid5(UUID(tool), dumps([session_id, user_id])))
+
+
+def answer_ids(question: AgentStep) -> tuple[UUID, UUID]:
+    """Return the id of the answer about a call; then the one that older files have it under."""
+    call = str((question.metadata or {})[CALL_STEP])
+    return uuid5(_ANSWERS, call), uuid5(_ANSWERS, id_text(question.id))
 
 
 def line_of(step: AgentStep) -> str | None:

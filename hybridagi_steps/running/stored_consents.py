@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from typing import Any, NamedTuple
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import DuplicateStepError, InvalidSettingError, SequenceConflictError
@@ -23,18 +23,22 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.provenance import SOURCE, source_of
-from hybridagi_steps.records.store_values import DENIALS, REVOKED, RULES, denial_id, tool_id
+from hybridagi_steps.records.store_values import (
+    CALL_STEP,
+    DENIALS,
+    QUESTIONS,
+    REVOKED,
+    RULES,
+    answer_ids,
+    denial_id,
+    tool_id,
+)
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.stores.hygiene import PINNED
 
-QUESTIONS = "consent"
-"""The scope of questions."""
-_STEP = "call_step_id"
 _ALLOW, _DENY = "allow", "deny"
 _MOST = 1_000
-_ANSWERS = UUID("2f4a7c1e-6d0b-5b8e-9c37-8f1d5e2a4b60")
-"""The namespace of answers' ids."""
 
 
 class ConsentRule(NamedTuple):
@@ -190,7 +194,7 @@ def answer(line: SessionWriter, question: AgentStep, *, allowed: bool, stored: b
     """
     said = {"outputs": {"choice": _ALLOW if allowed else _DENY}, "status": "ok"}
     settled = question.model_copy(update=said)
-    own = settled.model_copy(update={"id": _answer_ids(question)[0], "metadata": {}})
+    own = settled.model_copy(update={"id": answer_ids(question)[0], "metadata": {}})
     try:
         line.store([own] if stored else [own, settled])
     except DuplicateStepError as error:
@@ -205,14 +209,14 @@ def questions(memory: StepMemory, session_id: str) -> dict[str, AgentStep]:
     where = {"scope": QUESTIONS, "session_id": session_id}
     found = memory.find(where, limit=_MOST, newest_first=True).steps
     own = [step for step in reversed(found) if source_of(step.metadata) is None]
-    asked = [step for step in own if _STEP in (step.metadata or {})]
-    ids = [each for step in asked for each in _answer_ids(step)]
+    asked = [step for step in own if CALL_STEP in (step.metadata or {})]
+    ids = [each for step in asked for each in answer_ids(step)]
     known = {step.id: step.outputs for step in memory.get_steps(ids)}
     newest: dict[str, AgentStep] = {}
     for step in asked:
-        said = [known[each] for each in _answer_ids(step) if each in known]
+        said = [known[each] for each in answer_ids(step) if each in known]
         told = {"outputs": said[0] if said else step.outputs}
-        newest[str((step.metadata or {})[_STEP])] = step.model_copy(update=told)
+        newest[str((step.metadata or {})[CALL_STEP])] = step.model_copy(update=told)
     return newest
 
 
@@ -222,15 +226,9 @@ def answered(question: AgentStep) -> bool | None:
     return None if choice is None else choice == _ALLOW
 
 
-def _answer_ids(question: AgentStep) -> tuple[UUID, UUID]:
-    """Return the id of the answer about a call; then the one that older files have it under."""
-    call = str((question.metadata or {})[_STEP])
-    return uuid5(_ANSWERS, call), uuid5(_ANSWERS, id_text(question.id))
-
-
 def _question(request: ToolRequest, step_id: UUID) -> AgentStep:
     question = _decision(request.tool, "now", request.session_id, request.user_id, QUESTIONS)
-    question.metadata = {"call_id": request.call_id, _STEP: str(step_id)}
+    question.metadata = {"call_id": request.call_id, CALL_STEP: str(step_id)}
     return question
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
 from hybridagi_steps.cli.render import plain
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS
+from hybridagi_steps.records.message import utc_now
 
 DATA = str(files("hybridagi_steps.data") / "steps.jsonl")
 REFUND = "compensation for a canceled flight"
@@ -188,7 +190,7 @@ def test_a_date_without_a_zone_is_utc_wherever_it_is_typed(tmp_path: Path) -> No
     assert '"id":"noon"' in done.stdout
 
 
-@pytest.mark.parametrize("command", ["search", "export", "purge", "revoke"])
+@pytest.mark.parametrize("command", ["search", "export", "purge", "retain", "revoke"])
 def test_every_filter_has_its_option(run: Run, command: str) -> None:
     offered = run(command, "--help").out
     assert [field.option for field in FILTER_FIELDS if f"{field.option} " not in offered] == []
@@ -332,6 +334,21 @@ def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
     assert "bytes, all namespaces of steps.db" in run("backup", "copy.db").out
     assert json.loads(run("stats", "--db", "copy.db", "--json").out)["steps"] == 838
     refused(run("backup", "copy.db"), "copy.db is there")
+
+
+def test_retain_removes_what_is_old_and_says_how_much(run: Run) -> None:
+    with StepMemory("steps.db", embedder="hashing") as memory:
+        old = datetime(2020, 1, 1, tzinfo=UTC)
+        for name, at in (("old", old), ("new", utc_now())):
+            memory.add(AgentStep(step_type=AgentStepType.Action, run_id=name, created_at=at))
+    assert "would go: 1 steps" in run("retain", "--days", "90", "--dry-run").out
+    assert json.loads(run("stats", "--json").out)["steps"] == 2
+    assert json.loads(run("retain", "--days", "90", "--run", "new", "--json").out)["steps"] == 0
+    told = json.loads(run("retain", "--days", "90", "--json").out)
+    assert (told["steps"], told["runs"], told["dry_run"]) == (1, 1, False)
+    assert json.loads(run("stats", "--json").out)["steps"] == 1
+    refused(run("retain", "--days", "0"), "days is a number above 0")
+    refused(run("retain"), "--days")
 
 
 def test_purge_of_a_durable_run_counts_the_steps_it_would_erase(run: Run) -> None:

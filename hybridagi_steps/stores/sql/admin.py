@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, StoreIdentity
-from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
-from hybridagi_steps.stores.sql.revocations import RevocationTables
+from hybridagi_steps.stores.sql.expiry import RetentionTables
 from hybridagi_steps.stores.sql.salvage import Salvaged
 from hybridagi_steps.stores.sql.tables import (
     Connection,
@@ -157,7 +156,7 @@ class Tally(NamedTuple):
     messages: int = 0
 
 
-class AdminTables(BranchTables, RevocationTables):
+class AdminTables(RetentionTables):
     """Implements `StepStore`; see protocols.py for the contract."""
 
     def places(self) -> list[str]:

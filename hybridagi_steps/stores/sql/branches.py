@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from hybridagi_steps.errors import SequenceConflictError
@@ -49,23 +50,40 @@ _POINTED = "UPDATE branch SET pointed = 1 WHERE id = ?"
 _ATTEMPTS = """SELECT id, fork_sequence,
         (SELECT count(*) FROM message WHERE branch_id = b.id), reason, created_at
     FROM branch b WHERE namespace = ? AND session_id = ? ORDER BY id"""
-_SESSION_KEYS = "DELETE FROM append_key WHERE namespace = ? AND session_id = ?"
-_SESSION_ROW = "DELETE FROM session WHERE namespace = ? AND id = ?"
-_GIVEN_UP = "UPDATE branch SET pointed = 1 WHERE namespace = ? AND session_id = ?"
-_DISOWN = "UPDATE branch SET session_id = '' WHERE namespace = ? AND session_id = ?"
+_TIPS = """SELECT branch_id FROM session
+    WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
+_OWN_BRANCHES = """SELECT id FROM branch WHERE namespace = ?
+    AND (session_id = '' OR session_id IN (SELECT value FROM json_each(?)))"""
+_SESSIONS_GONE = (
+    "DELETE FROM append_key WHERE namespace = ? AND session_id IN (SELECT value FROM json_each(?))",
+    "DELETE FROM session WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))",
+    """UPDATE branch SET pointed = 1
+       WHERE namespace = ? AND session_id IN (SELECT value FROM json_each(?))""",
+    """UPDATE session SET forked_from = '', checksum = NULL
+       WHERE namespace = ? AND forked_from IN (SELECT value FROM json_each(?))""",
+)
+"""What is rewritten has no checksum until the purge compacts, which adds them."""
+_DISOWN = """UPDATE branch SET session_id = ''
+    WHERE namespace = ? AND session_id IN (SELECT value FROM json_each(?))"""
 # What sessions and attempts under way read of each branch; branches not listed are read by nobody.
 _KEPT = """WITH RECURSIVE chain(branch_id, parent_id, below, last) AS (
     SELECT b.id, b.parent_id, b.fork_sequence, 9223372036854775807 FROM branch b
     WHERE b.namespace = :namespace
-        AND (b.reach = 9223372036854775807 OR (b.pointed = 0 AND b.created_at >= :since))
+        AND (b.reach = 9223372036854775807 OR (b.pointed = 0 AND b.created_at >= :since)){}
     UNION ALL
     SELECT b.id, b.parent_id, b.fork_sequence, chain.below
     FROM chain JOIN branch b ON b.id = chain.parent_id AND b.id < chain.branch_id)
 SELECT branch_id, max(last) AS last FROM chain GROUP BY branch_id"""
 _LIMITED = f"""SELECT b.id, coalesce(k.last, 0), b.parent_id, b.fork_sequence FROM branch b
-    LEFT JOIN ({_KEPT}) k ON k.branch_id = b.id
+    LEFT JOIN ({_KEPT.format("")}) k ON k.branch_id = b.id
     WHERE b.namespace = :namespace AND b.reach < 9223372036854775807
         AND coalesce(k.last, 0) < 9223372036854775807 ORDER BY b.id"""  # noqa: S608 - no value in it
+_KEPT_BY_OTHERS = _KEPT.format(" AND NOT b.session_id IN (SELECT value FROM json_each(:names))")
+_ALONE = """SELECT count(*) FROM branch b JOIN {} r ON r.branch_id = b.id
+    LEFT JOIN ({}) k ON k.branch_id = b.id
+    WHERE b.namespace = :namespace AND r.sequence > coalesce(k.last, 0)
+        AND (b.session_id = '' OR b.session_id IN (SELECT value FROM json_each(:names)))"""
+"""How many rows of a table no session reads but those of some names."""
 _STEPS_BEYOND = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence > ?"""
 _OTHERS = """SELECT row FROM step_view
@@ -88,9 +106,6 @@ _TELL_ANEW = (
     """UPDATE namespace SET epoch = epoch + 1, message_texts_through = 0,
        message_vectors_through = 0 WHERE id = ?""",
 )
-# What is rewritten has no checksum until the purge compacts, which adds them.
-_UNNAMED = """UPDATE session SET forked_from = '', checksum = NULL
-    WHERE namespace = ? AND forked_from = ?"""
 _REWRITE = """UPDATE message SET id = ?, said = ?, body = ?, said_checksum = NULL, checksum = NULL
     WHERE namespace = ? AND id = ?"""
 _FORGET_COUNTS = """DELETE FROM message_token WHERE message_row =
@@ -177,17 +192,39 @@ class BranchTables(SessionTables):
     def delete_session(self, session_id: str, *, by: str | None = None) -> tuple[int, int]:
         """Delete a session with its attempts, and what no other session reads of it."""
         with self._db.writing() as connection:
-            tip = tip_of(connection, self._namespace, session_id)
-            if tip is None:
+            if tip_of(connection, self._namespace, session_id) is None:
                 return 0, 0
-            key = (self._namespace, session_id)
-            for statement in (_SESSION_KEYS, _SESSION_ROW, _GIVEN_UP, _UNNAMED):
-                connection.execute(statement, key)
+            return self._delete_sessions(connection, [session_id], by)
+
+    def _delete_sessions(
+        self, connection: Connection, names: Sequence[str], by: str | None = None
+    ) -> tuple[int, int]:
+        """Delete sessions with what no other one reads; return messages and steps."""
+        key = (self._namespace, many(names))
+        tips = self._column(connection, _TIPS, *key)
+        for statement in _SESSIONS_GONE:
+            connection.execute(statement, key)
+        for tip in tips:
             narrow_reach(connection, tip)
-            own = "SELECT id FROM branch WHERE namespace = ? AND session_id IN (?, '')"
-            gone = self._sweep(connection, self._column(connection, own, *key), by)
-            connection.execute(_DISOWN, key)
-            return gone
+        gone = self._sweep(connection, self._column(connection, _OWN_BRANCHES, *key), by)
+        connection.execute(_DISOWN, key)
+        return gone
+
+    def alone_in(self, sessions: list[str]) -> tuple[int, int]:
+        """Return how many messages and pinned AgentSteps no session but these reads."""
+        asked = {**self._asked_of_branches, "names": many(sessions)}
+        with self._db.reading() as connection:
+            messages, steps = (
+                connection.execute(_ALONE.format(table, _KEPT_BY_OTHERS), asked).fetchone()[0]
+                for table in ("message", "agent_step")
+            )
+        return messages, steps
+
+    @property
+    def _asked_of_branches(self) -> dict[str, Any]:
+        """Return what the query for what is read of branches asks."""
+        since = (utc_now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
+        return {"namespace": self._namespace, "since": since}
 
     def rewrite_messages(self, changed: Mapping[str, Step]) -> int:
         """Put other messages in the place of some."""
@@ -214,8 +251,7 @@ class BranchTables(SessionTables):
 
         AgentSteps of other users than the one who asks stay, but at no message.
         """
-        since = (utc_now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
-        asked = {"namespace": self._namespace, "since": since}
+        asked = self._asked_of_branches
         wanted = None if only is None else set(only)
         limited: dict[int, int] = {}
         for branch, last, parent, fork in connection.execute(_LIMITED, asked).fetchall():

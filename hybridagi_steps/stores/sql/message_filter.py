@@ -100,7 +100,7 @@ class MessageFilter(StepReading):
             found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
             lines = sessions_of(connection, {branch_id for *_, branch_id in found})
         sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
-        keys = [{**_keys(body), "sessions": sessions.get(branch)} for _, body, branch in found]
+        keys = [{**keys_of(body), "sessions": sessions.get(branch)} for _, body, branch in found]
         rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
         return rows, {name: [one.get(name) for one in keys] for name in names}
 
@@ -147,7 +147,7 @@ class MessageFilter(StepReading):
         if not where.finds("message"):
             return []
         asked = list(self._candidates(connection, where))
-        keys = {row: _keys(body) for row, body, _ in asked}
+        keys = {row: keys_of(body) for row, body, _ in asked}
         origins = {row: (keys[row]["run_id"], branch_id) for row, _, branch_id in asked}
         owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
         rated = self._rated(connection, where.min_score)
@@ -318,7 +318,7 @@ def _fields(body: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
-def _keys(body: Any) -> dict[str, Any]:
+def keys_of(body: Any) -> dict[str, Any]:
     """Return what filters compare of a message."""
     fields = _fields(body)
     metadata: Any = fields.get("metadata")
