@@ -38,7 +38,6 @@ import orjson
 from hybridagi_steps._concurrency import ForkSafeLock
 
 Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
 
 _MAGIC = b"HGSTEPS\x01"
 _VERSION = 3
@@ -47,6 +46,8 @@ _ALIGNMENT = 64
 _KINDS = frozenset("biufc")
 _ABANDONED_SECONDS = 3600
 _PAGES_AT_ONCE = 4_096
+_READ_AT_ONCE = 2**24
+"""Bytes that are copied from the system at once: more would be there twice."""
 _PAGE_BYTES = {1: 32_768, 2: 2_048}
 """Most bytes of a page that holds more than one row, by dimensions of its array: of matrices single
 rows are asked for. Of so many a CRC-32 finds any two flipped bits, and any run of 32."""
@@ -96,14 +97,9 @@ def save_cache(
 
 
 def load_cache(path: str | os.PathLike[str], expect: Mapping[str, Any]) -> CacheFile | None:
-    """Open a cache file if its header is whole and it is the one expected.
+    """Open a cache file if its header is whole and contains what is expected.
 
-    Args:
-        path: Where it lies.
-        expect: Items that the header must contain.
-
-    Returns:
-        The file; None if it is missing, stale, foreign or damaged, and the log says which.
+    None if it is missing, stale, foreign or damaged; the log says which.
     """
     try:
         return CacheFile(Path(path), expect)
@@ -117,18 +113,13 @@ def load_cache(path: str | os.PathLike[str], expect: Mapping[str, Any]) -> Cache
 
 
 class CacheFile(Mapping[str, Array]):
-    """The arrays of a cache file, each read and checked when it is asked for.
+    """The arrays of a cache file, each read and checked anew when it is asked for.
 
-    `header` was saved beside them. An array is read anew each time. The file is open as long
-    as this, a `part` of it or a `PagedArray`.
+    `header` was saved beside them. The file is open as long as this, a part or a paged array.
     """
 
     def __init__(self, path: Path, expect: Mapping[str, Any]) -> None:
-        """Open a file.
-
-        Raises:
-            DamagedCacheError: It is no cache, not the one expected, or its header is damaged.
-        """
+        """Open a file; raise DamagedCacheError if it is no whole cache, or not the expected one."""
         self._file = _OpenFile(path)
         self.header, self._entries = _described(self._file)
         stale = sorted(k for k in expect if k not in self.header or self.header[k] != expect[k])
@@ -171,7 +162,7 @@ class CacheFile(Mapping[str, Array]):
 class PagedArray:
     """An array of a file, read page by page as its rows are asked for, with room to grow behind it.
 
-    The memory is private to this process, and takes no more of it than what has been read.
+    Its memory is private to this process, and no more than what has been read.
     """
 
     def __init__(
@@ -195,8 +186,7 @@ class PagedArray:
     def need(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any]) -> None:
         """Read what is not there yet of some spans of rows; rows behind the file's are skipped.
 
-        Raises:
-            DamagedCacheError: They are not what was written.
+        What is not what was written raises DamagedCacheError.
         """
         per_page, stops = self._entry.rows_per_page, np.minimum(stops, len(self))
         first: npt.NDArray[np.int64] = starts // per_page
@@ -210,19 +200,21 @@ class PagedArray:
             for start in range(0, len(pages), _PAGES_AT_ONCE):
                 self._read(pages[start : start + _PAGES_AT_ONCE])
 
-    def _read(self, pages: npt.NDArray[np.intp]) -> None:
-        per_page = self._entry.rows_per_page
-        runs = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1)
-        bounds = [(int(run[0]) * per_page, (int(run[-1]) + 1) * per_page) for run in runs]
-        spans = [slice(first, min(behind, len(self))) for first, behind in bounds]
-        parts = [self.room[span] for span in spans]
-        if self._made is not None:
-            parts = [np.empty(part.shape, self._entry.dtype) for part in parts]
-        for span, part in zip(spans, parts, strict=True):
-            self._entry.read(self._file, _bytes(part), span.start // per_page)
-        if self._made is not None:
-            rows = np.concatenate([np.arange(s.start, s.stop) for s in spans])
-            self.room[rows] = self._made(np.concatenate(parts))
+    def _read(self, pages: npt.NDArray[np.int64]) -> None:
+        """Read ascending pages: neighbours at once, in a filter's case thousands of single ones."""
+        entry, per_page = self._entry, self._entry.rows_per_page
+        (breaks,) = (np.diff(pages) != 1).nonzero()
+        firsts, lasts = pages[np.append(0, breaks + 1)], pages[np.append(breaks, -1)]
+        runs = zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
+        if self._made is None:
+            for first, behind in runs:
+                part = self.room[first * per_page : min(behind * per_page, len(self))]
+                entry.read(self._file, _bytes(part), first)
+        else:
+            parts = [entry.checked(self._file, first, behind) for first, behind in runs]
+            stored = np.frombuffer(b"".join(parts), entry.dtype).reshape(-1, *entry.shape[1:])
+            rows = (pages[:, None] * per_page + np.arange(per_page)).ravel()
+            self.room[rows[: len(stored)]] = self._made(stored)  # the last page may be short
         self._missing[pages] = False
 
 
@@ -265,17 +257,17 @@ class _OpenFile:
         self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         finalize(self, os.close, self.descriptor)
 
-    def read_into(self, buffer: memoryview, start: int) -> None:
-        """Fill a buffer; a process that was forked does so by itself."""
+    def read(self, count: int, start: int) -> bytes:
+        """Return so many bytes; a process that was forked reads by itself."""
+        data = b""
         try:
-            while len(buffer):
-                read = _pread(self.descriptor, len(buffer), start)
-                if not read:
+            while len(data) < count:
+                if not (piece := _pread(self.descriptor, count - len(data), start + len(data))):
                     raise DamagedCacheError("it became shorter")
-                buffer[: len(read)] = read
-                buffer, start = buffer[len(read) :], start + len(read)
+                data += piece  # the first is not copied
         except OSError as error:
             raise DamagedCacheError(f"it cannot be read: {error}") from error
+        return data
 
 
 class _Entry(NamedTuple):
@@ -289,12 +281,22 @@ class _Entry(NamedTuple):
     checksums: list[int]
 
     def read(self, file: _OpenFile, into: memoryview, first: int) -> None:
-        """Read and compare the pages from `first` on that fill a buffer."""
-        size = self.page_bytes
-        file.read_into(into, self.start + first * size)
-        for page, start in enumerate(range(0, len(into), size), first):
-            if crc32(into[start : start + size]) != self.checksums[page]:
+        """Fill a buffer with the pages from `first` on."""
+        size, pages = self.page_bytes, -(-len(into) // self.page_bytes)
+        for page in range(0, pages, at_once := max(1, _READ_AT_ONCE // size)):
+            data = self.checked(file, first + page, first + min(page + at_once, pages))
+            into[page * size : page * size + len(data)] = data
+
+    def checked(self, file: _OpenFile, first: int, behind: int) -> bytes:
+        """Return what stands in some pages, compared."""
+        size, whole = self.page_bytes, self.dtype.itemsize * prod(self.shape)
+        start = first * size
+        data = file.read(min(behind * size, whole) - start, self.start + start)
+        pages = memoryview(data)
+        for page, start in enumerate(range(0, len(data), size), first):
+            if crc32(pages[start : start + size]) != self.checksums[page]:
                 raise DamagedCacheError("the checksum of a page does not fit: it is damaged")
+        return data
 
 
 def _bytes(array: Array) -> memoryview:
