@@ -153,25 +153,44 @@ class LexicalIndex:
         """
         given = iter(documents)
         while some := [*islice(given, _ADDED_AT_ONCE)]:
-            self._add([d if isinstance(d, Document) else Document(*d) for d in some])
-        if self._documents < (1 - DEAD_SHARE) * self._size:
-            self._drop_removed()
+            held = (d if isinstance(d, Document) else Document(*d) for d in some)
+            added = {document.row: document for document in held}
+            parts = [part for each in added.values() for part in (each.words, each.further)]
+            sizes = np.fromiter(map(len, parts), np.int64, len(parts)).reshape(-1, 2)
+            own_from = np.array([each.own_from for each in added.values()], np.int64)
+            own_from = np.minimum(own_from, sizes[:, 0])
+            lengths = np.column_stack((own_from, sizes[:, 0] - own_from, sizes[:, 1]))
+            self._add([*added], chain.from_iterable(parts), lengths)
+        self._drop_if_many()
 
-    def _add(self, documents: Sequence[Document]) -> None:
-        """Add documents without blocks; of a row given twice the last counts."""
-        added = {document.row: document for document in documents}
-        rows = np.array([*added], np.int64)
+    def add_lines(self, lines: Iterable[tuple[int, str]]) -> None:
+        """Add documents as (row, line) in the form that `TextRow.tokens` has; see `add`.
+
+        Words of one document are never a list of their own: a collector of garbage would walk over
+        millions of them again and again.
+        """
+        given = iter(lines)
+        while some := dict(islice(given, _ADDED_AT_ONCE)):
+            parts = [part for line in some.values() for part in _parts(line)]
+            counts = (part.count(" ") + 1 if part else 0 for part in parts)
+            lengths = np.fromiter(counts, np.int64, len(parts)).reshape(-1, 3)
+            text = " ".join(filter(None, parts))
+            self._add([*some], text.split(" ") if text else (), lengths)
+        self._drop_if_many()
+
+    def _add(
+        self, added: Sequence[int], words: Iterable[str], lengths: npt.NDArray[np.int64]
+    ) -> None:
+        """Add documents without blocks; lengths of the others' words, own ones and further ones."""
+        rows = np.array(added, np.int64)
         newest = self._rows[max(self._size - 1, 0) : self._size]
         self._ascending = self._ascending and _ascend(np.concatenate((newest, rows)))
         if not self._ascending:
             self.remove(rows)
-        parts = [part for each in added.values() for part in (each.words, each.further)]
-        sizes = np.fromiter(map(len, parts), np.int64, len(parts)).reshape(-1, 2)
-        lengths, window = sizes.sum(axis=1), sizes[:, 0]
-        ids = self.vocabulary.number(chain.from_iterable(parts), int(lengths.sum()))
-        self._count_in(ids, lengths)
-        own_from = np.array([each.own_from for each in added.values()], np.int64)
-        self.forward.extend(ids, lengths, np.minimum(own_from, window), window)
+        whole, window = lengths.sum(axis=1), lengths[:, :2].sum(axis=1)
+        ids = self.vocabulary.number(words, int(whole.sum()))
+        self._count_in(ids, whole)
+        self.forward.extend(ids, whole, lengths[:, 0], window)
         self._take_in(rows, window)
 
     def _count_in(self, ids: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
@@ -207,6 +226,10 @@ class LexicalIndex:
             held = np.unique((words.document << 32) | words.ids) & 0xFFFFFFFF
             np.subtract.at(self._holding, held, 1)
         return len(positions)
+
+    def _drop_if_many(self) -> None:
+        if self._documents < (1 - DEAD_SHARE) * self._size:
+            self._drop_removed()
 
     def statistics(self, terms: Iterable[str]) -> Statistics:
         """Return what the weights of `terms` depend on, counting live documents only."""
@@ -538,6 +561,13 @@ class Match:
             few = wanted is not None and size > LOOK_UP * len(wanted)
             posting.add_to(sums.values, weight, lengths, self._average, wanted if few else None)
         best.take_in(found.block.start, sums)
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    """Return the words of a line that show another document, its own, and further ones."""
+    window, further, *_ = (*line.split("\n", 2), "")
+    glimpse, _, own = window.rpartition("\t")
+    return glimpse, own, further
 
 
 def _best(scores: _Scores, k: int) -> npt.NDArray[np.intp]:

@@ -28,7 +28,7 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.search.bm25 import Document, LexicalIndex
+from hybridagi_steps.search.bm25 import LexicalIndex
 from hybridagi_steps.search.index_cache import (
     CacheFile,
     DamagedCacheError,
@@ -47,7 +47,7 @@ FORMAT = 9
 IN_MEMORY = ":memory:"
 """The address of a memory that lives as long as its object."""
 
-PAGE = 10_000
+PAGE = 2_000
 """Texts and vectors taken in at once: all of a large store side by side took three times the memory
 that the index takes."""
 _WORTH_CACHING = 2_000
@@ -297,7 +297,7 @@ class StepIndex:
             self.filters.forget_scores()
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
-            shard.lexical.add(_document(text) for text in texts if text.text_hash)
+            shard.lexical.add_lines((text.row, text.tokens) for text in texts if text.text_hash)
             usable = [v for v in changes.vectors if v.scoped == scoped and v.vector is not None]
             if usable:
                 rows = np.array([item.row for item in usable], np.int64)
@@ -391,9 +391,3 @@ class StepIndex:
             )
             for name in ("own", "scoped")
         )
-
-
-def _document(text: TextRow) -> Document:
-    window, further, *_ = (*text.tokens.split("\n", 2), "")
-    glimpse = window.rpartition("\t")[0]
-    return Document(text.row, window.split(), further.split(), len(glimpse.split()))

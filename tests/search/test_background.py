@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import EmbedderMismatchError
-from hybridagi_steps.search.indexing import START_AT, BackgroundWork
+from hybridagi_steps.search.indexing import BATCH, START_AT, BackgroundWork
+from hybridagi_steps.stores.sql.derived import DerivedTables
 
 
 def steps(count: int, start: int = 0) -> list[AgentStep]:
@@ -200,3 +202,20 @@ def test_a_flush_beside_the_background_makes_each_batch_once(tmp_path: Path) -> 
         memory.flush()
         assert memory.stats()["pending_vectors"] == 0
     assert len(embedded) == len({*embedded}) == 3 * START_AT
+
+
+def test_a_step_is_read_once_for_its_words_and_its_meaning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, sound = Counter[int](), DerivedTables._sound
+
+    def counted(tables: DerivedTables, row: int, *stored: Any) -> AgentStep:
+        read[row] += 1
+        return sound(tables, row, *stored)
+
+    monkeypatch.setattr(DerivedTables, "_sound", counted)
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        memory.add(steps(2 * BATCH))
+        memory.flush()
+    assert len(read) == 2 * BATCH
+    assert {*read.values()} == {1}

@@ -468,3 +468,30 @@ def test_a_dictionary_holds_no_more_terms_than_are_asked_for(
         "ref3": 1,
         "none": 0,
     }
+
+
+WORDS = st.lists(st.sampled_from(["order", "refund", "was", "x1"]), max_size=4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), WORDS, WORDS, WORDS, st.booleans()), max_size=12))
+def test_lines_of_words_are_the_documents_they_tell(
+    told: list[tuple[int, list[str], list[str], list[str], bool]],
+) -> None:
+    """As stored: words of the step before, a tab, those of the step; on the next line further ones."""
+    documents, lines = LexicalIndex(), LexicalIndex()
+    documents.add(
+        Document(row, [*before, *own], further, len(before))
+        for row, before, own, further, _ in told
+    )
+    lines.add_lines(
+        (
+            row,
+            f"{' '.join(before)}\t{' '.join(own)}\n{' '.join(further)}"
+            + ("\n7 3 0" if spoken else ""),
+        )
+        for row, before, own, further, spoken in told
+    )
+    expected, found = documents.to_arrays(), lines.to_arrays()
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
