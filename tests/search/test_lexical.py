@@ -477,7 +477,7 @@ WORDS = st.lists(st.sampled_from(["order", "refund", "was", "x1"]), max_size=4)
 def test_lines_of_words_are_the_documents_they_tell(
     told: list[tuple[int, list[str], list[str], list[str], bool]],
 ) -> None:
-    """As stored: words of the step before, a tab, those of the step; on the next line further ones."""
+    """As stored: words of the step before, a tab, its own; on the next line further ones."""
     documents, lines = LexicalIndex(), LexicalIndex()
     documents.add(
         Document(row, [*before, *own], further, len(before))
