@@ -1,14 +1,17 @@
 """The JSON body of a step: how every store writes a step down and reads it back.
 
-A body holds the whole step except its vector and fields that are None, as is their default. It was
-validated when it was written, so reading builds the step without validating again: ids that look
-like UUIDs become UUIDs, unknown step types stay text and unknown fields stay data. Nothing is ever
-revived as a class. This module knows nothing about where bodies are kept.
+A body holds the whole step except its vector, a status "ok", and fields that are None, as is their
+default. An imported step carries the messages that it was made of: where those or its arguments
+repeat its purpose or its result, a reference stands, and `{"=": 1` at the very beginning, where
+else the id stands, says so. A body was validated when it was written, so reading builds the step
+without validating again: ids that look like UUIDs become UUIDs, unknown step types stay text and
+unknown fields stay data. Nothing is ever revived as a class. This module knows nothing about where
+bodies are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -17,7 +20,8 @@ import orjson
 
 from hybridagi_steps.errors import InvalidStepError, StepTooLargeError
 from hybridagi_steps.records.agent_step import ID_FIELDS, AgentStep, AgentStepType, as_id, id_text
-from hybridagi_steps.records.json_values import defaults_of, unvalidated
+from hybridagi_steps.records.json_reading import as_object
+from hybridagi_steps.records.json_values import defaults_of, transformed, unvalidated
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
 
 MAX_STEP_BYTES = 8 * 1024 * 1024
@@ -28,6 +32,11 @@ _DEFAULTS = defaults_of(AgentStep)
 _IN_ORDER = {name: _DEFAULTS.get(name) for name in AgentStep.model_fields}
 _LEFT_OUT = frozenset(name for name, default in _DEFAULTS.items() if default is None)
 """Fields that a body lacks when they are None."""
+_OK = _DEFAULTS["status"]
+_AS = "="
+"""Marks a reference: {"=": "result"}."""
+_WORTH_REFERRING = 64
+"""Characters of a text from which a reference to it is written."""
 _TYPES: dict[str, AgentStepType] = {kind.value: kind for kind in AgentStepType}
 
 
@@ -49,8 +58,12 @@ def _encoded(step: AgentStep) -> bytes:
         if value is not None or name not in _LEFT_OUT
     }
     values.pop("vector", None)
+    if values.get("status") == _OK:
+        del values["status"]
     if extra := step.__pydantic_extra__:
         values = {**values, **extra}
+        if extra.get("messages") and _AS not in extra:
+            values = _said_once(values)
     try:
         body = orjson.dumps(values, default=_plain)
     except TypeError as error:
@@ -69,6 +82,8 @@ def _encoded(step: AgentStep) -> bytes:
 def decode_body(body: str | bytes) -> AgentStep:
     """Return the step a body was written from; nothing is validated."""
     values: dict[str, Any] = orjson.loads(body)
+    if _AS in values and next(iter(values)) == _AS:
+        values = _said_again(values)
     values["id"] = as_id(values["id"])
     if (parent_id := values.get("parent_id")) is not None:
         values["parent_id"] = as_id(parent_id)
@@ -80,6 +95,49 @@ def decode_body(body: str | bytes) -> AgentStep:
         return unvalidated(AgentStep, _IN_ORDER | values, {})
     extra = {name: values.pop(name) for name in values.keys() - _FIELDS}
     return unvalidated(AgentStep, _IN_ORDER | values, extra)
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a step says itself, by the names that references have."""
+    inputs, outputs = as_object(values.get("inputs")), as_object(values.get("outputs"))
+    return {"purpose": inputs.get("purpose"), "result": outputs.get("result")}
+
+
+def _said_once(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an imported step with references where it repeats its long texts."""
+    names = {
+        text: name
+        for name, text in _texts(values).items()
+        if isinstance(text, str) and len(text) >= _WORTH_REFERRING
+    }
+
+    def short(value: Any, _: str) -> Any:
+        return {_AS: names[value]} if isinstance(value, str) and value in names else value
+
+    once = {_AS: 1, **_repeating(values, short)}
+    # What looks like a reference and is none would be read as one: such a step is left as it is.
+    return once if names and _said_again(once) == values else values
+
+
+def _said_again(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that `_said_once` was given."""
+    texts = _texts(values)
+
+    def long(value: Any, _: str) -> Any:
+        return next((text for name, text in texts.items() if value == {_AS: name}), value)
+
+    again = _repeating(values, long)
+    del again[_AS]
+    return again
+
+
+def _repeating(values: dict[str, Any], replace: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """Return fields with values replaced where a step repeats itself: messages and arguments."""
+    again = {**values, "messages": transformed(values["messages"], replace)}
+    inputs = as_object(values.get("inputs"))
+    if "arguments" in inputs:
+        again["inputs"] = {**inputs, "arguments": transformed(inputs["arguments"], replace)}
+    return again
 
 
 def _plain(value: object) -> Any:
