@@ -438,7 +438,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
             progress: Called with (done, total) as batches finish.
         """
         self._binding.bound()
-        done = total = 0
+        done = total = self._appended = 0
         if progress is not None:
             pending = self._open_store.stats()
             total = int(pending["pending_texts"]) + int(pending["pending_vectors"])

@@ -68,6 +68,15 @@ def test_who_stores_little_by_little_starts_no_thread_each_time(file_memory: Ste
     assert file_memory.stats()["pending_vectors"] == START_AT  # its message is one
 
 
+def test_what_was_flushed_does_not_count_as_waiting(file_memory: StepMemory) -> None:
+    for start in range(3):
+        file_memory.add(steps(START_AT // 2, start * START_AT))
+        file_memory.flush()
+    file_memory.add(steps(1, 3 * START_AT))
+    assert not indexing()
+    assert file_memory.stats()["pending_texts"] == 1
+
+
 def test_adding_searching_and_indexing_go_on_together(file_memory: StepMemory) -> None:
     for start in range(0, 3 * START_AT, 500):
         file_memory.add(steps(500, start))
