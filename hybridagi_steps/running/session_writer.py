@@ -11,7 +11,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from hybridagi_steps.errors import DuplicateStepError, SequenceConflictError, UnknownSessionError
+from hybridagi_steps.errors import (
+    DuplicateStepError,
+    SequenceConflictError,
+    StorageBusyError,
+    StorageError,
+    UnknownSessionError,
+)
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_steps import NODE
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -228,15 +234,37 @@ class SessionWriter:
             _log.warning("prompts of %d steps were not kept: %s", len(ready), error)
 
     def _write(self, messages: Sequence[Step], steps: Sequence[AgentStep]) -> list[Step]:
-        stored = self.repository.commit_now(
+        try:
+            stored = self._commit(messages, steps)
+        except StorageBusyError:
+            raise
+        except StorageError as error:
+            # It may be stored, and only the answer lost with a server that a standby stands in for.
+            _log.warning("a commit to session %s is tried again: %s", self.session_id, error)
+            stored = self._found(messages, steps)
+            if stored is None:
+                stored = self._commit(messages, steps)
+        if self._end is None:
+            self._end = self.repository.store.session_end(self.session_id)
+        if stored:
+            self._end = BranchPosition(self._end.branch_id, stored[-1].sequence)
+        return stored
+
+    def _commit(self, messages: Sequence[Step], steps: Sequence[AgentStep]) -> list[Step]:
+        return self.repository.commit_now(
             self.session_id,
             messages,
             steps,
             branch_id=self._asked_branch,
             expect_last=self._end if self._end is not None else 0,
         )
-        if self._end is None:
-            self._end = self.repository.store.session_end(self.session_id)
-        if stored:
-            self._end = BranchPosition(self._end.branch_id, stored[-1].sequence)
-        return stored
+
+    def _found(self, messages: Sequence[Step], steps: Sequence[AgentStep]) -> list[Step] | None:
+        """Return what a commit has stored, which stores all or nothing; None: nothing."""
+        if not messages:
+            return [] if self.memory.get_steps(str(steps[0].id)) else None
+        store = self.repository.store
+        if (place := store.place_of(messages[0].id)) is None:
+            return None
+        start, end = place[1], place[1] + len(messages) - 1
+        return store.messages(self.session_id, start, end, branch_id=self.branch_id)

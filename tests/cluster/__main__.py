@@ -86,7 +86,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--databases", type=int, default=2, help="PostgreSQL servers beside the standby")
     add("--standby", action=argparse.BooleanOptionalAction, default=True, help="of the first")
     add("--servers", type=int, default=2, help="`hybridagi-steps serve` processes")
-    add("--workers", type=int, default=0, help="`hybridagi-steps worker` processes")
+    add("--workers", type=int, default=2, help="`hybridagi-steps worker` processes")
     add("--synchronous", action="store_true", help="commits wait for the standby's disk")
     add("--check", action="store_true", help="drive and attack a cluster, print what happened")
     return parser.parse_args(arguments)

@@ -47,7 +47,7 @@ class Shape:
     synchronous: bool = False
     """Whether commits of the first wait until the standby has them on disk."""
     servers: int = 2
-    workers: int = 0
+    workers: int = 2
     package: Path = ROOT
     """The folder from which the package is imported: the checkout, or that of an unpacked wheel."""
 

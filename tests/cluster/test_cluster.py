@@ -24,7 +24,7 @@ pytest.importorskip("fastapi", reason="the extra server is not installed")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """One database with a standby, two servers: as the compose file starts them."""
-    with started(Shape(databases=1)) as running:
+    with started(Shape(databases=1, workers=0)) as running:
         yield running
 
 
@@ -40,7 +40,7 @@ def test_ctrl_c_ends_all_of_it_and_leaves_nothing_behind(tmp_path: Path) -> None
     command = [sys.executable, "-m", "tests.cluster", "--databases", "1", "--servers", "1"]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(
-            [*command, "--no-standby"],
+            [*command, "--no-standby", "--workers", "0"],
             cwd=ROOT,
             env={**os.environ, "TMPDIR": str(tmp_path)},
             stdout=said,

@@ -16,7 +16,7 @@ from provider_double import check_openai
 from runner_cases import check_stream, messages, run
 
 from hybridagi_steps import StepMemory, record_step
-from hybridagi_steps.errors import StorageBusyError
+from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.messages.agent_steps import INTERRUPTED
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.stored_events import stored_events
@@ -245,3 +245,33 @@ def test_what_a_tool_gave_is_stored_while_an_earlier_one_still_runs(memory: Step
 
 async def _collected(runner: StepRunner) -> list[Any]:
     return [event async for event in runner.run_stream("chat", "Hello")]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["stored", "not stored"])
+@pytest.mark.parametrize("cut_off", [1, 2, 3])
+def test_a_commit_whose_answer_was_lost_is_neither_lost_nor_told_twice(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch, kept: bool, cut_off: int
+) -> None:
+    commits, commit = 0, SessionRepository.commit_now
+
+    def cut(self: SessionRepository, *args: Any, **options: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        if commits != cut_off:
+            return commit(self, *args, **options)
+        if kept:
+            commit(self, *args, **options)
+        raise StorageError("the connection ended; whether it was stored is not known.")
+
+    monkeypatch.setattr(SessionRepository, "commit_now", cut)
+    runner = StepRunner(program_calling("small"), memory, tools=[small])
+    events = run(runner, "chat", "Hello")
+    check_stream(memory, events)
+    assert commits > cut_off
+    assert events[-1].type.value == "run_completed"
+    assert [said.role.value for said in messages(memory, "chat")] == [
+        "user", "assistant", "tool", "assistant"
+    ]  # fmt: skip
+    steps = memory.run(events[0].run_id).steps
+    assert [step.hop for step in steps] == list(range(len(steps)))
+    assert memory.verify() == []
