@@ -22,7 +22,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.capacity_process import cpu_of_server
-from tests.benchmarks.capacity_simulation import MARK, Costs, Limits, Outcome, simulate
+from tests.benchmarks.capacity_simulation import Costs, Limits, Outcome, simulate
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import PAYLOAD_BYTES, made_steps
 from tests.benchmarks.tables import Table, number, print_json, print_tables
@@ -97,7 +97,7 @@ def measure(
         **conditions(**options, searches=searches, cores=cores, budget=budget),
         "unit": unit,
         "states": [asdict(state) for state in outcome.states],
-        "load": _load(outcome, unit, searches, budget, disk * 1e12) | {"days": days},
+        "load": _load(outcome, unit, searches, budget),
     }
 
 
@@ -178,9 +178,7 @@ def _line(searched: dict[int, dict[str, float]], name: str) -> list[float]:
     return [max(below[name] - slope * least, 0.0), slope]
 
 
-def _load(
-    outcome: Outcome, unit: dict[str, Any], searches: float, budget: int, disk_bytes: float
-) -> dict[str, float]:
+def _load(outcome: Outcome, unit: dict[str, Any], searches: float, budget: int) -> dict[str, float]:
     """Return what the busiest hour takes, and which namespaces fit a process."""
     rate, sizes = outcome.appends_per_second, outcome.sizes
     fitting = budget * 2**20 / max(unit["index_bytes"][1], 1.0)
@@ -194,7 +192,6 @@ def _load(
         "busiest_database_wal": outcome.busiest_wal,
         "total_bytes": float(sizes.sum()) * unit["bytes_per_step"],
         "largest_share": float(sizes.max() / sizes.sum()),
-        "largest_databases": float(sizes.max() * unit["bytes_per_step"] / (MARK * disk_bytes)),
         "over": float(outcome.over),
         "fitting_steps": fitting,
         "small_namespaces": float(small.sum()),
@@ -283,6 +280,7 @@ def _load_table(unit: dict[str, Any], load: dict[str, float], options: dict[str,
     rows = [
         ["bytes of all", f"{load['total_bytes'] / 1e12:.2f} TB"],
         ["write-ahead log a day", f"{a_day / 1e9:.1f} GB"],
+        ["median namespace", f"{load['median_namespace']:,.0f} steps"],
         ["largest namespace", f"{load['largest_share']:.1%} of the steps"],
         ["  copied at the speed of a batch", f"{move / 3600:.0f} hours"],
         ["  too large for any database", f"{load['over']:.0f} namespaces"],
