@@ -1,18 +1,23 @@
 """A primary is killed under load and its standby promoted: who wrote goes on, and what is lost.
 
 Writers are threads, each with a memory of its own that was opened with both servers' addresses;
-nobody opens it anew. A write whose connection ended in the middle is asked about by its id: storing
-it again says that it is there. Without synchronous replication the standby is cut off some writes
-before the kill, since on one machine it would hardly ever be behind.
+nobody opens it anew. A write whose connection ended in the middle is done again: a step that is
+there says so by its id, a message by its key. Without synchronous replication the standby is cut
+off some writes before the kill, since on one machine it would hardly ever be behind.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.errors import DuplicateStepError, StorageError
@@ -42,7 +47,7 @@ class Outcome:
     seconds: float
     """From the kill to the first write acknowledged after it."""
     damage: list[str]
-    """What `verify` names on the promoted server."""
+    """What `verify` names on the promoted server, and sessions with gaps or repeats."""
 
     def __str__(self) -> str:
         errors = ", ".join(f"{count} {name}" for name, count in self.errors.items()) or "none"
@@ -65,26 +70,34 @@ class Writer:
     gave_up: str = ""
 
     def work(self) -> None:
-        """Write one step after the other; search now and then, so that there is an index."""
-        number = 0
-        while not self.stop.is_set() and not self.gave_up:
-            purpose = f"{self.name} refunds ticket {number}"
-            step = AgentStep(step_type=AgentStepType.Action, inputs={"purpose": purpose})
-            self._store(step)
+        """Write steps and messages in turn; search now and then, so that there is an index."""
+        repository = self.memory.repository()
+        for number in itertools.count():
+            if self.stop.is_set() or self.gave_up:
+                return
+            text = f"{self.name} refunds ticket {number}"
+            if number % 3:
+                step = AgentStep(step_type=AgentStepType.Action, inputs={"purpose": text})
+                self._store(partial(self._add, step))
+            else:
+                message: list[Any] = [{"role": "user", "content": text}]
+                append = partial(repository.append, self.name, message, idempotency_key=text)
+                self._store(lambda append=append: asyncio.run(append())[0].id)
             if number % 10 == 0:
-                self._search(purpose)
-            number += 1
+                self._search(text)
 
-    def _store(self, step: AgentStep) -> None:
+    def _add(self, step: AgentStep) -> str:
+        with suppress(DuplicateStepError):  # the try before was stored, and only its answer lost
+            self.memory.add(step)
+        return str(step.id)
+
+    def _store(self, write: Callable[[], str]) -> None:
         for _ in range(_TRIES):
             try:
-                self.memory.add(step)
-            except DuplicateStepError:
-                pass  # the try before was stored, and only its answer lost
+                self.acknowledged.append(write())
             except StorageError as error:
                 self.errors[type(error).__name__] += 1
                 continue
-            self.acknowledged.append(str(step.id))
             self.times.append(time.monotonic())
             return
         self.gave_up = f"{self.name} could not write in {_TRIES} tries: {dict(self.errors)}"
@@ -151,6 +164,13 @@ def _counted(writers: list[Writer], standby: PostgresServer, killed: float) -> O
     acknowledged = {step_id for writer in writers for step_id in writer.acknowledged}
     with StepMemory(standby.address(), embedder="hashing") as fresh:
         there, damage = {str(step.id) for step in fresh.iter_steps()}, fresh.verify()
+        for writer in writers:
+            said = asyncio.run(fresh.repository().get_steps(writer.name))
+            there |= {message.id for message in said}
+            if [message.sequence for message in said] != [*range(1, len(said) + 1)]:
+                damage.append(f"the session of {writer.name} has gaps")
+            if len({str(message.content) for message in said}) < len(said):
+                damage.append(f"the session of {writer.name} says something twice")
         right, *answers = (_scores(m, len(there)) for m in (fresh, *(w.memory for w in writers)))
     return Outcome(
         acknowledged=len(acknowledged),
