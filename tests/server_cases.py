@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -48,6 +53,51 @@ MESSAGES: list[Any] = [
     {"role": "assistant", "content": "Press refund."},
 ]
 """What the session `talk` of a filled memory holds."""
+
+
+class ServerProcess:
+    """A server as people start it, and a client of it."""
+
+    def __init__(self, folder: Path, db: str, *arguments: str) -> None:
+        self.running = subprocess.Popen(
+            [sys.executable, "-m", "hybridagi_steps", "serve", "--port", "0", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "DSPY_CACHEDIR": str(folder / "cache"),
+                "HYBRIDAGI_STEPS_DB": db,
+            },
+        )
+        assert self.running.stdout is not None
+        lines = [self.running.stdout.readline() for _ in range(2)]
+        assert lines[0].startswith("token: "), self.running.stderr and self.running.stderr.read()
+        self.token = lines[0].removeprefix("token: ").strip()
+        self.page = lines[1].removeprefix("page:").strip()
+        self.client = httpx.Client(
+            base_url=self.page.partition("/#")[0],
+            headers={"Authorization": f"Bearer {self.token}"},
+            timeout=20,
+        )
+
+    def stop(self, how: signal.Signals) -> str:
+        """End it; return what it said on standard error."""
+        self.client.close()
+        self.running.send_signal(how)
+        _, said = self.running.communicate(timeout=20)
+        return said
+
+
+def read(
+    process: ServerProcess, method: str, path: str, body: object, last_id: str | None = None
+) -> list[Event]:
+    """Read a stream to its end."""
+    headers = {} if last_id is None else {"Last-Event-ID": last_id}
+    with process.client.stream(method, path, json=body, headers=headers) as answer:
+        assert answer.status_code == 200, answer.read()
+        return list(events_of(answer.iter_bytes()))
 
 
 class Event(NamedTuple):

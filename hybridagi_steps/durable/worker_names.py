@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -96,29 +94,18 @@ class FileNames:
 
 
 class LeasedNames:
-    """Names held by rows of PostgreSQL.
-
-    Names of processes are never used again: one that stood still for longer than its lease, and
-    goes on, must not find another under its name.
-    """
+    """Names held by rows of PostgreSQL."""
 
     look_seconds = 1.0
 
     def __init__(self, conninfo: str) -> None:
         from hybridagi_steps.stores.postgres.presence import LEASE_SECONDS, Presence
-        from hybridagi_steps.stores.postgres.work_tables import connected
 
-        self._presence, self._lease = Presence(partial(connected, conninfo)), LEASE_SECONDS
+        self._presence, self._lease = Presence(conninfo), LEASE_SECONDS
         self.take, self.release = self._presence.take, self._presence.release
-        self.close = self._presence.close
+        self.first_free, self.close = self._presence.new_name, self._presence.close
         self._renewed = time.monotonic()
         self._believes_from = self._renewed + 2 * self.look_seconds
-
-    def first_free(self, prefix: str) -> str:
-        """Take a new name."""
-        name = f"{prefix}{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
-        self.take(name)
-        return name
 
     def renew(self, name: str) -> bool:
         """Renew the row of a name.

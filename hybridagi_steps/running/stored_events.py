@@ -24,19 +24,22 @@ _FINAL = {
 }
 
 
-def stored_events(memory: StepMemory, run_id: str, *, after: int = 0) -> list[StepEvent]:
+def stored_events(
+    memory: StepMemory, run_id: str, *, after: int = 0, session_id: str | None = None
+) -> list[StepEvent]:
     """Return the events of a run that is no longer in flight; may block.
 
     Args:
         memory: Where it was stored.
         run_id: The run.
         after: The last number the reader has; events are numbered from there on.
+        session_id: Its session, where that is known: of a run that was cut off no step may tell.
 
     Returns:
         RUN_STARTED, its messages in order, and its final event.
     """
     steps: list[AgentStep] = list(memory.run(run_id).steps)
-    branch_id, messages = run_messages(memory, run_id, steps)
+    branch_id, messages = run_messages(memory, run_id, steps, session_id)
     if not steps and not messages:
         raise UnknownRunError(run_id)
     session_id = messages[0].session_id if messages else steps[0].session_id
@@ -53,10 +56,11 @@ def stored_events(memory: StepMemory, run_id: str, *, after: int = 0) -> list[St
 
 
 def run_messages(
-    memory: StepMemory, run_id: str, steps: list[AgentStep]
+    memory: StepMemory, run_id: str, steps: list[AgentStep], session_id: str | None = None
 ) -> tuple[int | None, list[Step]]:
     """Return the branch that a run wrote to, as far as it is still there, and its messages."""
-    session_id = next((step.session_id for step in steps if step.session_id), None)
+    named = next((step.session_id for step in steps if step.session_id), None)
+    session_id = named or session_id
     if session_id is None:
         return None, []
     store = memory.repository().store

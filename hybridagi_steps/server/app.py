@@ -128,6 +128,7 @@ def _protect(app: FastAPI, settings: ServerSettings, tokens: Tokens, namespace: 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    await app.state.services.hub.open()
     yield
     await app.state.services.hub.close()
 

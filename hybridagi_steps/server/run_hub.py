@@ -10,12 +10,13 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import UnknownRunError
+from hybridagi_steps.errors import SequenceConflictError, UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.filters import StepFilter
@@ -23,6 +24,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.running.active_run import register_of
 from hybridagi_steps.server.metrics import ServerMetrics
+from hybridagi_steps.server.peers import Peers, open_peers
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.sse import LiveRun
@@ -36,6 +38,7 @@ log = logging.getLogger("hybridagi_steps.server")
 
 _LAST_WORDS_SECONDS = 2.0
 """How long runs that are cancelled at the end may take to keep what they said."""
+_LAST_LOOKS = 20
 _SESSIONS, _MESSAGES = 200, 50
 """How far a run that was cut off is looked for."""
 
@@ -68,6 +71,8 @@ class RunHub:
         self._tasks: set[asyncio.Task[None]] = set()
         self.cut_off: list[str] = []
         """Runs that were in flight when it was closed."""
+        self.peers: Peers | None = None
+        """The other servers on the same memory; None while there can be none."""
 
     @property
     def runner(self) -> StepRunner:
@@ -107,6 +112,47 @@ class RunHub:
                 return run
         return None
 
+    async def open(self) -> None:
+        """Take part among the servers on the same memory."""
+        self.peers = await in_thread(
+            partial(open_peers, self._memory, self._settings.run_buffer_bytes)
+        )
+        if self.peers is not None:
+            self.peers.begin(self._runner)
+
+    def drain(self) -> None:
+        """Take in no more runs."""
+        self._slots.close()
+
+    async def cancel(self, run_id: str) -> bool:
+        """Stop a run, whichever server has it; return whether it was in flight."""
+        if self.is_live(run_id):
+            return await self.runner.cancel(run_id)
+        return self.peers is not None and await self.peers.ask(run_id, cancel=True)
+
+    async def answer_consent(self, run_id: str, call_id: str, allowed: bool) -> bool:
+        """Answer what a run asks, or one inside it, whichever server has it."""
+        if self._runner is not None and self.active(run_id) is not None:
+            return await self._runner.answer_consent(run_id, call_id, allowed)
+        if self.peers is None:
+            return False
+        return await self.peers.ask(run_id, call_id=call_id, allowed=allowed)
+
+    async def claim(self, message_id: str) -> bool:
+        """Whether it is this server that begins the run of a message with a key."""
+        return self.peers is None or await in_thread(
+            partial(self.peers.runs.claim, f"key:{message_id}")
+        )
+
+    async def check_idle(self, session_id: str) -> None:
+        """Refuse to begin a run in a session in which another server has one in flight."""
+        meant = StepFilter(session_id=session_id)
+        if self.peers and (runs := await in_thread(partial(self.peers.runs.elsewhere, meant))):
+            raise SequenceConflictError(
+                f"session {session_id!r} has a run in flight; wait for its end or cancel it: "
+                f"{runs[0]}."
+            )
+
     def active(self, run_id: str) -> RunInfo | None:
         """Return what is known of a run in flight, also of one inside another."""
         run = register_of(self._memory).find(run_id)
@@ -122,6 +168,8 @@ class RunHub:
         runs = [run for run in self._live.values() if _is_meant(run, meant)]
         for run in runs:
             await self.runner.cancel(run.run_id)
+        if not await self._end_elsewhere(meant):
+            return False
         late = asyncio.get_running_loop().time() + _LAST_WORDS_SECONDS
         for run in runs:
             while self.is_live(run.run_id):
@@ -130,6 +178,19 @@ class RunHub:
                     return False
                 await asyncio.wait({run.change()}, timeout=left)
         return True
+
+    async def _end_elsewhere(self, meant: StepFilter) -> bool:
+        """Have other servers cancel the runs that a filter means; whether all have ended."""
+        if self.peers is None:
+            return True
+        find = partial(self.peers.runs.elsewhere, meant)
+        for run_id in await in_thread(find):
+            await self.peers.ask(run_id, cancel=True)
+        for _ in range(_LAST_LOOKS):
+            if not await in_thread(find):
+                return True
+            await asyncio.sleep(_LAST_WORDS_SECONDS / _LAST_LOOKS)
+        return False
 
     def forget(self, meant: StepFilter) -> None:
         """Forget the events and keys of the runs over of a filter's session, run and user.
@@ -173,8 +234,11 @@ class RunHub:
     async def stored(self, run_id: str, after: int, *, message: Step | None = None) -> LiveRun:
         """Return a run that is over as its messages and its end, numbered after `after`.
 
-        Given a `message` of it, a run that was cut off is not looked for.
+        Given a `message` of it, a run that was cut off is not looked for. One that another server
+        has in flight is returned as it goes on.
         """
+        if self.peers is not None and (run := await self.peers.follow(run_id)) is not None:
+            return run
         events = await in_thread(lambda: events_from_store(self._memory, run_id, after, message))
         run = self._new_run(run_id, events[0].session_id)
         for event in events:
@@ -202,6 +266,9 @@ class RunHub:
             await self.runner.cancel(run_id)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_LAST_WORDS_SECONDS)
+        if self.peers is not None:
+            await self.peers.close()
+            self.peers = None
         for run in list(self._live.values()):
             run.end()
 
@@ -232,19 +299,24 @@ class RunHub:
                     run.user_id = user_id or (active and active.user_id)
                     self._live[run.run_id] = run
                     began.set_result(run)
-                run.publish(event)
+                await self._publish(run, event)
                 self._metrics.event(event)
         except Exception as error:
             if run is None:
                 began.set_exception(error)
                 return
             log.exception("run %s broke off", run.run_id)
-            run.publish(_broken(run, error))
+            await self._publish(run, _broken(run, error))
         finally:
             if run is not None:
                 self._ended(run)
             elif not began.done():
                 began.set_result(None)
+
+    async def _publish(self, run: LiveRun, event: StepEvent) -> None:
+        if self.peers is not None:
+            await self.peers.note(run, event)
+        run.publish(event)
 
     def _new_run(self, run_id: str, session_id: str | None) -> LiveRun:
         return LiveRun(run_id, session_id, self._settings.run_buffer_bytes)

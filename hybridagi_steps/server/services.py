@@ -70,7 +70,9 @@ class Services:
         One that is another's is looked for as long as one that is not there.
         """
         live, active, store = self.hub.find(run_id), self.hub.active(run_id), self.repository.store
-        named = (live and live.user_id) or (active and active.user_id)
+        remote = self.hub.peers and self.hub.peers.runs.find(run_id)
+        known = (each.user_id for each in (live, active, remote) if each is not None)
+        named = next(filter(None, known), None)
         run = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
         own = run.model_copy(update={"user_id": caller.only_user})
         steps, own_steps = len(store.rows(run)), len(store.rows(own))

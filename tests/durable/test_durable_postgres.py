@@ -29,7 +29,7 @@ from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.stores.postgres.presence import Presence
-from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA, connected, schema_of_queue
+from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA, schema_of_queue
 from hybridagi_steps.workspace.workspace import Workspace
 
 pytestmark = pytest.mark.slow
@@ -185,7 +185,7 @@ async def handed_out_more(durable: DurableRunner) -> list[Any]:
 
 
 def test_a_name_is_its_living_holders(postgres_address: str) -> None:
-    first, second = (Presence(lambda: connected(postgres_address)) for _ in range(2))
+    first, second = (Presence(postgres_address) for _ in range(2))
     assert first.take("a")
     assert first.take("a"), "renewed"
     assert not second.take("a")
@@ -193,7 +193,7 @@ def test_a_name_is_its_living_holders(postgres_address: str) -> None:
     second.close()  # as after kill -9
     wait_for(lambda: first.take("b"), "the server to see that it is gone")
     first.ask(f"UPDATE {WORK_SCHEMA}.presence SET seen_at = seen_at - interval '1 minute'")
-    third = Presence(lambda: connected(postgres_address))
+    third = Presence(postgres_address)
     assert third.take("a"), "not renewed, as by a machine that is gone"
     assert not first.take("a"), "and so its first holder learns that it was away"
     third.release("a")

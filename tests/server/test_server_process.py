@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 import httpx
-from server_cases import Event, events_of, problem
+from server_cases import Event, ServerProcess, events_of, problem, read
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
@@ -74,40 +74,15 @@ def napping(memory):
 '''
 
 
-class Process:
-    """A server process and a client of it."""
+class Process(ServerProcess):
+    """A server process on a file, with the programs above."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         (folder / "talker.py").write_text(PROGRAM)
         words = folder / "words"
         if not words.exists():
             words.write_text("")
-        command = [sys.executable, "-m", "hybridagi_steps", "serve", "--db", "steps.db"]
-        self.running = subprocess.Popen(
-            [*command, "--port", "0", *arguments],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "DSPY_CACHEDIR": str(folder / "cache")},
-        )
-        assert self.running.stdout is not None
-        lines = [self.running.stdout.readline() for _ in range(2)]
-        assert lines[0].startswith("token: "), self.running.stderr and self.running.stderr.read()
-        self.token = lines[0].removeprefix("token: ").strip()
-        self.page = lines[1].removeprefix("page:").strip()
-        self.client = httpx.Client(
-            base_url=self.page.partition("/#")[0],
-            headers={"Authorization": f"Bearer {self.token}"},
-            timeout=20,
-        )
-
-    def stop(self, how: signal.Signals) -> str:
-        """End it; return what it said on standard error."""
-        self.client.close()
-        self.running.send_signal(how)
-        _, said = self.running.communicate(timeout=20)
-        return said
+        super().__init__(folder, "steps.db", *arguments)
 
 
 @pytest.fixture
@@ -299,16 +274,6 @@ def test_a_second_signal_ends_it_at_once(
         process.running.send_signal(how)
         process.running.communicate(timeout=20)
     assert process.running.returncode == -how, "the signal itself ended it, not the patience"
-
-
-def read(
-    process: Process, method: str, path: str, body: object, last_id: str | None = None
-) -> list[Event]:
-    """Read a stream to its end."""
-    headers = {} if last_id is None else {"Last-Event-ID": last_id}
-    with process.client.stream(method, path, json=body, headers=headers) as answer:
-        assert answer.status_code == 200, answer.read()
-        return list(events_of(answer.iter_bytes()))
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 _RUN_FAILED = 500
 _CLIENT: dict[str, Any] = {SOURCE: {"kind": "client"}}
 """Of messages that nobody here said or heard: a client says that they were said."""
+_CLAIM_SECONDS = 0.1
 _locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 """One for each session of a hub that a keyed message is being said in."""
 
@@ -70,6 +71,7 @@ async def chat(
     if idempotency_key is not None:
         run = await _keyed_run(shared, session, asked.message, idempotency_key)
     else:
+        await shared.hub.check_idle(session.session_id)
         run = await shared.hub.start(runner.run_stream(session, asked.message), user_id)
     return _stream(shared, run)
 
@@ -89,6 +91,7 @@ async def retry(
     runner = shared.hub.runner
     shared.slots.check()
     session = _session(session_id, caller)
+    await shared.hub.check_idle(session_id)
     if asked.message is None:
         events = runner.retry(session, asked.sequence)
     else:
@@ -107,6 +110,7 @@ async def resume(shared: Shared, caller: Who, session_id: SessionId) -> Response
     """Take up a turn that was cut off, as after a crash."""
     runner = shared.hub.runner
     shared.slots.check()
+    await shared.hub.check_idle(session_id)
     events = runner.resume(_session(session_id, caller))
     return _stream(shared, await shared.hub.start(events, caller.only_user))
 
@@ -140,7 +144,11 @@ async def _keyed_run(
             if shared.hub.is_live(known.run_id):
                 return known
         message_id = message_id_of(session.session_id, key, session.user_id)
-        stored = await in_thread(partial(_stored, shared.memory, session.session_id, message_id))
+        look, claimed = partial(_stored, shared.memory, session.session_id, message_id), False
+        while (stored := await in_thread(look)) is None and not claimed:
+            # Of two servers that are asked at once the second finds what the first stores.
+            claimed = await shared.hub.claim(message_id)
+            await asyncio.sleep(0 if claimed else _CLAIM_SECONDS)
         if stored is not None and stored.run_id is not None:
             before = KeyedMessage(key, stored.to_message_dict())
             _check_same(session.session_id, before, begun_by)
@@ -148,6 +156,7 @@ async def _keyed_run(
             return found or await shared.hub.stored(stored.run_id, 0, message=stored)
         if known is not None:  # it failed before anything was stored
             return known
+        await shared.hub.check_idle(session.session_id)
         events = shared.hub.runner.run_stream(session, message, message_id=message_id)
         run = await shared.hub.start(events, session.user_id)
         if run is not None:
@@ -225,6 +234,7 @@ async def complete(
     user_id = caller.acts_as(asked.user)
     session_id = await _session_of(shared, caller, asked, user_id)
     session = AgentSession(session_id, user_id, as_any_user=caller.only_user is None)
+    await shared.hub.check_idle(session_id)
     said: Any = asked.messages[-1].content
     run = await shared.hub.start(runner.run_stream(session, said), user_id)
     assert run is not None  # noqa: S101 - a new message always begins one

@@ -85,7 +85,7 @@ async def follow_run(
 @router.post(RUN + "/cancel", response_model=shapes.Cancelled, responses=problems(404))
 async def cancel_run(shared: Shared, request: Request, run_id: RunId) -> Response:
     """Stop a run; what was said so far is kept as a partial message."""
-    cancelled = shared.hub.is_live(run_id) and await shared.hub.runner.cancel(run_id)
+    cancelled = await shared.hub.cancel(run_id)
     if not cancelled:
         await _check_known(shared, request, run_id)
     return answer({"run_id": run_id, "cancelled": cancelled})
@@ -96,9 +96,7 @@ async def consent(
     shared: Shared, request: Request, run_id: RunId, asked: shapes.ConsentAsked
 ) -> Response:
     """Answer whether a tool may run; a question of an agent inside names its `nested_run_id`."""
-    answered = False
-    if shared.has_program:  # a run inside another one is known to the runner only
-        answered = await shared.hub.runner.answer_consent(run_id, asked.call_id, asked.allowed)
+    answered = await shared.hub.answer_consent(run_id, asked.call_id, asked.allowed)
     if not answered and not shared.hub.is_live(run_id):
         await _check_known(shared, request, run_id)
     return answer({"answered": answered})

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA, Raw, prepare
+import psycopg
+
+from hybridagi_steps.stores.postgres.work_tables import (
+    WORK_SCHEMA,
+    connected,
+    prepare,
+    translated_from,
+)
 
 LEASE_SECONDS = 10.0
 ALIVE = f"""p.seen_at > clock_timestamp() - interval '{LEASE_SECONDS:g} s'
@@ -30,16 +36,31 @@ _RELEASE = f"DELETE FROM {WORK_SCHEMA}.presence WHERE name = %(name)s AND token 
 
 
 class Presence:
-    """Names that this process holds, on a connection of its own.
+    """Names that this process holds, on a connection of its own; safe for threads.
 
     Args:
-        connect: Opens a connection that commits each statement.
+        conninfo: The address of the database.
     """
 
-    def __init__(self, connect: Callable[[], Raw]) -> None:
-        self._connect, self._raw = connect, connect()
+    def __init__(self, conninfo: str) -> None:
+        self._conninfo = conninfo
+        self._raw = connected(conninfo)
         self._about = {"token": uuid4(), "host": socket.gethostname(), "process": os.getpid()}
-        prepare(self._raw)
+        try:
+            prepare(self._raw, conninfo)
+        except BaseException:
+            self._raw.close()
+            raise
+
+    def new_name(self, prefix: str) -> str:
+        """Take a name that was never used.
+
+        One that stood still for longer than its lease, and goes on, must not find another process
+        under its name.
+        """
+        name = f"{prefix}{self._about['host']}-{self._about['process']}-{os.urandom(3).hex()}"
+        self.take(name)
+        return name
 
     def take(self, name: str) -> bool:
         """Take a name, or renew one that is held; return whether it is held now."""
@@ -50,11 +71,18 @@ class Presence:
         self.ask(_RELEASE, {"name": name, **self._about})
 
     def ask(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]:
-        """Run one statement; return its rows. A lost connection is replaced at the next one."""
+        """Run one statement; return its rows. A lost connection is replaced at the next one.
+
+        Raises:
+            StorageError: The database cannot be reached, or refuses it.
+        """
         if self._raw.closed:
-            self._raw = self._connect()
-        answer = self._raw.execute(sql.encode(), values)
-        return answer.fetchall() if answer.description else []
+            self._raw = connected(self._conninfo)
+        try:
+            answer = self._raw.execute(sql.encode(), values)
+            return answer.fetchall() if answer.description else []
+        except psycopg.Error as error:
+            raise translated_from(error, self._conninfo) from error
 
     def close(self) -> None:
         """Let the connection go, and with it every name."""

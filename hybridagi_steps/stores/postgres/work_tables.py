@@ -8,16 +8,16 @@ what it means out of all of them, and rewrites them, so that no page keeps it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from hybridagi_steps.errors import StorageBusyError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
 from hybridagi_steps.outside_files import RUN_COLUMNS, QueuedRun, handed_out
 from hybridagi_steps.stores.address import secrets_of, shown_address
-from hybridagi_steps.stores.postgres.driver_errors import translated
+from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 
 Raw = psycopg.Connection[Any]
 
@@ -35,10 +35,21 @@ _CREATE = f"""BEGIN;
     CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.presence (
         name TEXT PRIMARY KEY, token UUID NOT NULL, backend INTEGER NOT NULL,
         seen_at TIMESTAMPTZ NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL);
+    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.live_run (
+        namespace TEXT NOT NULL, run_id TEXT NOT NULL, holder TEXT NOT NULL,
+        session_id TEXT, user_id TEXT, ended_at TIMESTAMPTZ, PRIMARY KEY (namespace, run_id));
+    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.run_event (
+        namespace TEXT NOT NULL, run_id TEXT NOT NULL, number BIGINT NOT NULL, step_id TEXT,
+        PRIMARY KEY (namespace, run_id, number),
+        FOREIGN KEY (namespace, run_id) REFERENCES {WORK_SCHEMA}.live_run ON DELETE CASCADE);
+    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.run_request (
+        id UUID PRIMARY KEY, namespace TEXT NOT NULL, run_id TEXT NOT NULL, asked JSONB NOT NULL,
+        answer JSONB, asked_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp());
     COMMIT"""
 _TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
+_FORGET = f"DELETE FROM {WORK_SCHEMA}.live_run WHERE ended_at IS NOT NULL"  # noqa: S608 - our own name
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> 'queue'), i.inputs
     FROM {}.workflow_status s
     LEFT JOIN {}.workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
@@ -50,13 +61,35 @@ _NOW = "SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
 
 def connected(conninfo: str) -> Raw:
     """Return a connection that commits each statement."""
-    return psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
+    try:
+        return psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
+    except psycopg.Error as error:
+        name = shown_address(conninfo)
+        raise unreachable(error, name, secrets_of(conninfo)) from error
 
 
-def prepare(raw: Raw) -> None:
-    """Create the schema where it is not; needs the right to CREATE in the database then."""
-    if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.presence",)).fetchone() != (True,):
-        raw.execute(_CREATE.encode())
+def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
+    """Return the error to raise instead of the driver's own."""
+    return translated(error, shown_address(conninfo), secrets_of(conninfo))
+
+
+def prepare(raw: Raw, conninfo: str) -> None:
+    """Create the schema where it is not.
+
+    Raises:
+        ReadOnlyStorageError: That takes the right to create it, once.
+    """
+    try:
+        if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.run_request",)).fetchone() != (True,):
+            raw.execute(_CREATE.encode())
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ReadOnlyStorageError(
+            f"{shown_address(conninfo)} has no schema {WORK_SCHEMA} for what is in progress, and "
+            f"this user may not create it: let its owner start a server or worker once, or GRANT "
+            f"CREATE ON DATABASE, and let this one use it: GRANT ALL ON ALL TABLES IN SCHEMA."
+        ) from error
+    except psycopg.Error as error:
+        raise translated_from(error, conninfo) from error
 
 
 def schema_of_queue(conninfo: str, queue: str) -> str:
@@ -68,7 +101,7 @@ def schema_of_queue(conninfo: str, queue: str) -> str:
             )
             if raw.execute(earlier, (queue,)).fetchone() is not None:
                 return _EARLIER_SCHEMA
-        prepare(raw)
+        prepare(raw, conninfo)
     return WORK_SCHEMA
 
 
@@ -84,19 +117,28 @@ def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
             raw.execute(f"SET lock_timeout TO '{_BUSY_SECONDS}s'".encode())
             for schema in (WORK_SCHEMA, _EARLIER_SCHEMA):
                 tables: dict[str, list[str]] = dict(raw.execute(_TABLES, (schema,)).fetchall())
-                if "workflow_input" in tables and _erased(raw, schema, tables, gone):
+                if any([_forgotten(raw, tables), _erased(raw, schema, tables, gone)]):
                     _wait_for_readers(raw)
                     for table in tables:
                         name = sql.Identifier(schema, table)
                         raw.execute(sql.SQL("VACUUM (FULL) {}").format(name))
     except psycopg.Error as error:
-        raise translated(error, shown_address(conninfo), secrets_of(conninfo)) from error
+        raise translated_from(error, conninfo) from error
+
+
+def _forgotten(raw: Raw, tables: Collection[str]) -> bool:
+    """Delete what is known of all runs that are over; return whether there was anything."""
+    if "live_run" not in tables:
+        return False
+    return raw.execute(_FORGET.encode()).rowcount > 0
 
 
 def _erased(
     raw: Raw, schema: str, tables: dict[str, list[str]], gone: Callable[[QueuedRun], bool]
 ) -> bool:
     """Delete what is meant from the tables of one schema; return whether there was anything."""
+    if "workflow_input" not in tables:
+        return False
     with raw.transaction():
         found = raw.execute(sql.SQL(_RUNS).format(*[sql.Identifier(schema)] * 2)).fetchall()
         runs = [QueuedRun(key, queue, handed_out(inputs)) for key, queue, inputs in found]

@@ -1,0 +1,297 @@
+"""Two servers on one PostgreSQL memory: any answers for any session, and one outlives the other."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
+
+import httpx
+import psycopg
+from server_cases import FINAL, Event, ServerProcess, events_of, problem, read
+
+from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 30.0
+PROGRAM = '''
+import json
+import pathlib
+import time
+
+FOLDER = pathlib.Path(__file__).parent
+
+def note(place: str) -> str:
+    """Note a place, and stay there while told to."""
+    with (FOLDER / "log").open("a") as log:
+        log.write(place + "\\n")
+    while (FOLDER / f"hold {place}").exists():
+        time.sleep(0.01)
+    return "noted " + place
+
+def program(messages):
+    """Note three places of the question, then say so."""
+    [asked] = [n for n, m in enumerate(messages) if m["role"] == "user"][-1:]
+    done = sum(message["role"] == "tool" for message in messages[asked:])
+    if done == 3:
+        return "All is well."
+    place = f"{messages[asked]['content']} {done + 1}"
+    function = {"name": "note", "arguments": json.dumps({"place": place})}
+    call = {"id": f"call-{done}", "type": "function", "function": function}
+    return {"role": "assistant", "content": f"On to {place}.", "tool_calls": [call]}
+
+def made(memory):
+    import hybridagi_steps as hs
+    return hs.StepRunner(program, memory, tools=[note])
+'''
+
+
+class Servers:
+    """Servers on one memory, and places where their programs wait."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self.begun: list[ServerProcess] = []
+        (folder / "noting.py").write_text(PROGRAM)
+
+    def start(self, *arguments: str) -> ServerProcess:
+        """Start one."""
+        words = ("--program", "noting:made", *arguments)
+        self.begun.append(ServerProcess(self.folder, self.address, *words))
+        return self.begun[-1]
+
+    def hold(self, place: str) -> None:
+        """Let programs wait at a place from now on."""
+        (self.folder / f"hold {place}").touch()
+
+    def let_go(self, place: str) -> None:
+        """Let them go on."""
+        (self.folder / f"hold {place}").unlink()
+
+    def noted(self, place: str) -> int:
+        """How often a place was reached."""
+        log = self.folder / "log"
+        return log.read_text().splitlines().count(place) if log.exists() else 0
+
+    def wait_for(self, place: str) -> None:
+        """Wait until a place is reached."""
+        wait_for(lambda: self.noted(place) > 0, place)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def servers(tmp_path: Path, postgres_address: str) -> Iterator[Servers]:
+    """Servers that end with the test."""
+    made = Servers(tmp_path, postgres_address)
+    yield made
+    for process in made.begun:
+        if process.running.poll() is None:
+            process.stop(signal.SIGKILL)
+
+
+class Reader:
+    """A client that reads a chat in a thread of its own."""
+
+    def __init__(self, server: ServerProcess, session_id: str, **headers: str) -> None:
+        self.events: list[Event] = []
+        self.error: httpx.TransportError | None = None
+        self._thread = threading.Thread(target=self._read, args=(server, session_id, headers))
+        self._thread.start()
+
+    def _read(self, server: ServerProcess, session_id: str, headers: dict[str, str]) -> None:
+        body = {"session_id": session_id, "message": session_id}
+        asked: Any = {"json": body, "headers": headers}
+        try:
+            with server.client.stream("POST", "/chat/stream/v2", **asked) as answer:
+                self.events.extend(events_of(answer.iter_bytes()))
+        except httpx.TransportError as error:  # of a server that was killed
+            self.error = error
+
+    def run_id(self) -> str:
+        """The run, once it has begun."""
+        wait_for(lambda: bool(self.events), "the first event")
+        return self.events[0].data["run_id"]
+
+    def end(self) -> list[Event]:
+        """Wait for the end; return all events."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.events
+
+
+def told(events: list[Event]) -> list[str]:
+    """The messages that events say are complete."""
+    return [event.data["step_id"] for event in events if event.kind == "step_completed"]
+
+
+def stored(server: ServerProcess, session_id: str) -> list[dict[str, Any]]:
+    """The messages of a session."""
+    steps: list[dict[str, Any]] = server.client.get(f"/sessions/{session_id}/steps").json()["steps"]
+    return steps
+
+
+def check_whole(server: ServerProcess, session_id: str, events: list[Event], end: str) -> None:
+    """Events tell each message once, in order, under growing ids, and end once."""
+    assert told(events) == [step["id"] for step in stored(server, session_id)]
+    assert [event.kind for event in events if event.kind in FINAL] == [end]
+    assert events[-1].kind == end
+    numbers = [event.number for event in events]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_stream_goes_on_at_another_server_when_the_first_is_killed(servers: Servers) -> None:
+    servers.hold("one 2")
+    first, second = servers.start(), servers.start()
+    reader = Reader(first, "one")
+    run_id = reader.run_id()
+    servers.wait_for("one 2")
+    wait_for(lambda: len(told(reader.events)) == 4, "what came before the place")
+    second_reader = ThreadPoolExecutor().submit(
+        read, second, "GET", f"/runs/{run_id}/events", None, None
+    )
+    first.stop(signal.SIGKILL)
+    before = reader.end()
+    assert reader.error is not None
+    assert before[-1].kind not in FINAL
+    after = read(second, "GET", f"/runs/{run_id}/events", None, before[-1].id)
+    check_whole(second, "one", [*before, *after], "run_failed")
+    assert after[-1].data["data"]["termination_reason"] == "interrupted"
+    again = read(second, "GET", f"/runs/{run_id}/events", None, after[-1].id)
+    assert again == []
+    check_whole(second, "one", second_reader.result(PATIENCE), "run_failed")
+    servers.let_go("one 2")
+    done = read(second, "POST", "/sessions/one/resume", None)
+    assert done[-1].kind == "run_completed"
+    assert stored(second, "one")[-1]["content"] == "All is well."
+
+
+def test_a_run_is_followed_stopped_and_kept_alone_from_any_server(servers: Servers) -> None:
+    first, second = servers.start(), servers.start()
+    servers.hold("two 2")
+    reader = Reader(first, "two")
+    run_id = reader.run_id()
+    servers.wait_for("two 2")
+    with ThreadPoolExecutor() as pool:
+        whole = pool.submit(read, second, "GET", f"/runs/{run_id}/events", None)
+        half = pool.submit(read, second, "GET", f"/runs/{run_id}/events", None, f"{run_id}:3")
+        # Nobody else begins or takes up anything in this session meanwhile.
+        said = {"session_id": "two", "message": "me too"}
+        assert (
+            "in flight" in problem(second.client.post("/chat/stream/v2", json=said), 409)["detail"]
+        )
+        assert problem(second.client.post("/sessions/two/resume"), 409)
+        servers.let_go("two 2")
+        check_whole(second, "two", whole.result(PATIENCE), "run_completed")
+        check_whole(first, "two", reader.end(), "run_completed")
+        durable = [each for each in reader.events if each.kind in ("step_completed", *FINAL)]
+        rest = [(e.id, e.kind, e.data.get("step_id")) for e in durable if e.number > 3]
+        later = half.result(PATIENCE)
+        assert [(e.id, e.kind, e.data.get("step_id")) for e in later] == rest
+    late = read(second, "GET", f"/runs/{run_id}/events", None, f"{run_id}:3")
+    assert [e.id for e in late] == [e.id for e in durable if e.number > 3], "and when it is over"
+
+    servers.hold("three 1")
+    reader = Reader(first, "three")
+    run_id = reader.run_id()
+    servers.wait_for("three 1")
+    assert second.client.post(f"/runs/{run_id}/cancel").json()["cancelled"] is True
+    servers.let_go("three 1")
+    assert reader.end()[-1].kind == "run_cancelled"
+    assert second.client.post(f"/runs/{run_id}/cancel").json()["cancelled"] is False
+
+    servers.hold("four 1")
+    reader = Reader(first, "four")
+    run_id = reader.run_id()
+    servers.wait_for("four 1")
+    erased = ThreadPoolExecutor().submit(second.client.delete, "/sessions/four")
+    assert erased.result(PATIENCE).status_code in (200, 409)
+    servers.let_go("four 1")
+    reader.end()
+
+
+def test_one_key_begins_one_run_though_two_servers_are_asked_at_once(servers: Servers) -> None:
+    first, second = servers.start(), servers.start()
+    keyed = {"Idempotency-Key": "k"}
+    for number in range(3):
+        session = f"keyed{number}"
+        readers = [Reader(each, session, **keyed) for each in (first, second, first, second)]
+        for reader in readers:
+            check_whole(first, session, reader.end(), "run_completed")
+        assert len({reader.run_id() for reader in readers}) == 1
+        assert servers.noted(f"{session} 1") == 1
+
+
+def test_a_consent_is_given_at_another_server_and_after_a_kill(servers: Servers) -> None:
+    first, second = servers.start("--ask"), servers.start("--ask")
+
+    def question(reader: Reader, number: int) -> str:
+        def asked() -> list[Event]:
+            return [each for each in reader.events if each.kind == "tool_auth_required"]
+
+        wait_for(lambda: len(asked()) > number, "a question")
+        call_id: str = asked()[number].data["data"]["call_id"]
+        return call_id
+
+    reader = Reader(first, "five")
+    for number in range(2):
+        answer = {"call_id": question(reader, number), "allowed": True}
+        said = second.client.post(f"/runs/{reader.run_id()}/consent", json=answer)
+        assert said.json() == {"answered": True}
+    question(reader, 2)
+    first.stop(signal.SIGKILL)
+    reader.end()
+    assert [servers.noted(f"five {n}") for n in (1, 2, 3)] == [1, 1, 0]
+    taken_up: list[Event] = []
+    with second.client.stream("POST", "/sessions/five/resume") as answer:
+        for event in events_of(answer.iter_bytes()):
+            taken_up.append(event)
+            if event.kind == "tool_auth_required":
+                given = {"call_id": event.data["data"]["call_id"], "allowed": True}
+                second.client.post(f"/runs/{event.data['run_id']}/consent", json=given)
+    assert taken_up[-1].kind == "run_completed"
+    assert [servers.noted(f"five {n}") for n in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_purge_reaches_runs_of_other_servers_and_what_is_known_of_them(
+    servers: Servers, postgres_address: str
+) -> None:
+    def known() -> set[str]:
+        with psycopg.connect(postgres_address) as raw:
+            found = raw.execute(f"SELECT session_id FROM {WORK_SCHEMA}.live_run".encode())
+            return {session_id for (session_id,) in found}
+
+    first, second = servers.start(), servers.start()
+    Reader(first, "six").end()
+    servers.hold("seven 1")
+    reader = Reader(first, "seven")
+    reader.run_id()
+    servers.wait_for("seven 1")
+    assert known() == {"six", "seven"}
+    letting_go = threading.Timer(1.0, servers.let_go, ["seven 1"])
+    letting_go.start()
+    purged = second.client.post("/purge", json={"where": {"session_id": "seven"}})
+    assert purged.status_code in (200, 409), purged.text
+    reader.end()
+    if purged.status_code == 409:
+        purged = second.client.post("/purge", json={"where": {"session_id": "seven"}})
+    assert purged.json()["unreached"] == []
+    assert reader.events[-1].kind == "run_cancelled", reader.events[-1]
+    assert known() == set()
+    problem(second.client.get("/sessions/seven/steps"), 404)
