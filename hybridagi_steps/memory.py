@@ -39,6 +39,7 @@ from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
+from hybridagi_steps.search.database.planner import budget_bytes
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors
@@ -95,6 +96,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
         redact: Redact | None = None,
         durability: Durability = "full",
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        memory_budget: str | int | None = None,
     ) -> None:
         """Open or create a memory.
 
@@ -107,24 +109,24 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
             durability: What an acknowledged step survives.
             timeout_seconds: How long a call waits for other writers, processes and threads alike,
                 before it raises StorageBusyError; 0 to 86,400. Searches and reads wait for none.
+            memory_budget: What the index may take of this process, such as "256MB". A larger one is
+                searched where it is, in PostgreSQL with pgvector; None: it is always held here.
 
         Raises:
             StorageError: The file is foreign, damaged, of a newer version, or cannot be opened.
             EmbedderMismatchError: The file was built with another embedder than the one named.
             InvalidStepError: `redact` is no function.
-            InvalidSettingError: `timeout_seconds` is no such number.
+            InvalidSettingError: `timeout_seconds` is no such number, `memory_budget` no size, or
+                set for a file.
         """
         self.redact = checked_redact(redact)
         self.whole_address, self.namespace = address_text(address), namespace
         self.address = shown_address(self.whole_address)
+        self.memory_budget = budget_bytes(memory_budget, self.whole_address)
         self.durability: Durability = durability
         self.timeout_seconds = timeout_seconds
-        self._store = open_store(
-            self.whole_address,
-            namespace=namespace,
-            durability=durability,
-            timeout_seconds=timeout_seconds,
-        )
+        how: dict[str, Any] = {"durability": durability, "timeout_seconds": timeout_seconds}
+        self._store = open_store(self.whole_address, namespace=namespace, **how)
         self.closed, self._appended = False, 0
         OPEN_MEMORIES.add(self)
         self.added = 0  # AgentSteps that were stored through this object
@@ -515,6 +517,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
             redact=self.redact,
             durability=self.durability,
             timeout_seconds=self.timeout_seconds,
+            memory_budget=self.memory_budget,
         )
         return opened, (lasting_address(self.whole_address),)
 
@@ -564,9 +567,8 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
                     cache = self._store.index_cache()
                 else:
                     cache = cache_path(self.address, self.namespace)
-                self._searcher = Searcher(
-                    self._store, self._binding.usable, cache, self.redact, self.timeout_seconds
-                )
+                how = (self.redact, self.timeout_seconds, self.memory_budget)
+                self._searcher = Searcher(self._store, self._binding.usable, cache, *how)
             return self._searcher
 
     def _check_open(self) -> None:

@@ -119,6 +119,18 @@ class VectorRow(NamedTuple):
     """As in TextRow; ignored on save."""
 
 
+class StemCounts(NamedTuple):
+    """What the weights of words depend on, of the user's own history: no trial runs."""
+
+    documents: int
+    words: int
+    """Of all windows together."""
+    own_words: int
+    """Of all steps' own texts together."""
+    holding: dict[str, int]
+    """How many documents hold each stem asked for."""
+
+
 class PendingText(NamedTuple):
     """A step or message whose words are not indexed yet, with the parent its window shows."""
 

@@ -88,6 +88,11 @@ class Statistics(NamedTuple):
         holding = min(self.frequencies.get(term, 0), self.documents)
         return float(inverse_frequency(self.documents, np.array(holding)))
 
+    def shares(self, terms: Sequence[str]) -> npt.NDArray[np.float64]:
+        """Return which share of the documents holds each term."""
+        holding = np.array([self.frequencies[term] for term in terms], np.float64)
+        return np.minimum(holding / max(self.documents, 1), 1.0)
+
 
 def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the weight of terms that so many of the documents hold; never negative."""

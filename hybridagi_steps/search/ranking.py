@@ -29,8 +29,7 @@ from hybridagi_steps.search.formulas import (
     formulas,
 )
 from hybridagi_steps.search.forward_index import Scores
-from hybridagi_steps.search.score_parts import AskedText, Places, Scope, ScoreParts
-from hybridagi_steps.search.step_index import StepIndex
+from hybridagi_steps.search.score_parts import AskedText, Places, ReadIndex, Scope, ScoreParts
 
 POOL = 50
 """Candidates taken from each half."""
@@ -125,7 +124,7 @@ def _named(what: str, words: dict[str, str]) -> str:
 
 
 def search(
-    index: StepIndex,
+    index: ReadIndex,
     queries: Sequence[SearchQuery],
     k: int,
     *,
@@ -138,7 +137,24 @@ def search(
 
     Each query has its turn: the best row not taken yet of the first, of the second, and so on.
     """
-    answers = [_Answer(index, query, scope, mode, aim).best(k) for query in queries]
+    return merged(
+        [best_rows(index, query, k, scope=scope, mode=mode, aim=aim) for query in queries],
+        k,
+        min_score,
+    )
+
+
+def best_rows(
+    index: ReadIndex, query: SearchQuery, k: int, *, scope: Scope, mode: Mode, aim: Aim | None
+) -> list[RankedRow]:
+    """Return the k best rows of one query, best first."""
+    return _Answer(index, query, scope, mode, aim).best(k)
+
+
+def merged(
+    answers: list[list[RankedRow]], k: int, min_score: float | None
+) -> list[RankedRow]:
+    """Return the k best rows of several answers, as `search` says."""
     if min_score is not None:
         answers = [[hit for hit in hits if hit.score >= min_score] for hits in answers]
     taken: dict[int, RankedRow] = {}
@@ -165,7 +181,7 @@ class _Answer:
     """The answer to one query."""
 
     def __init__(
-        self, index: StepIndex, query: SearchQuery, scope: Scope, mode: Mode, aim: Aim | None
+        self, index: ReadIndex, query: SearchQuery, scope: Scope, mode: Mode, aim: Aim | None
     ) -> None:
         self.index, self.query, self.scope, self.mode = index, query, scope, mode
         self.of_steps, self.of_turns = formulas(mode, aim)
@@ -367,7 +383,7 @@ def _carried(parts: dict[str, float], formula: Formula) -> list[str]:
     return [name for name, w in weights.items() if w * parts.get(name, 0.0) / total > _CARRIED]
 
 
-def _best_neighbours(index: StepIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:
+def _best_neighbours(index: ReadIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:
     """Return the best score among each row's parent and children, one hop."""
     parents = index.columns.parents(rows)
     place = np.minimum(np.searchsorted(rows, parents), len(rows) - 1) if len(rows) else parents

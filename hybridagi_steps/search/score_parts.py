@@ -8,7 +8,7 @@ around, no session and no tool is read that the search may not show.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,9 @@ from hybridagi_steps.search.forward_index import (
     phrase_counts,
     slot_counts,
 )
-from hybridagi_steps.search.step_columns import NO_ROW
-from hybridagi_steps.search.step_index import Shard, StepIndex
+from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.step_columns import NO_ROW, StepColumns, TurnColumns
+from hybridagi_steps.search.step_index import Shard
 from hybridagi_steps.search.vocabulary import piece_counts
 
 TOOL_STEPS = 12
@@ -44,6 +45,16 @@ BRANCHES = 4
 
 Places = npt.NDArray[np.intp]
 _OF_STATE = ("state_words", "state_meaning")
+
+
+class ReadIndex(Protocol):
+    """What is known of rows besides words and vectors: of all, or of candidates and those near."""
+
+    columns: StepColumns
+    turns: TurnColumns
+    filters: RowFilter
+    whole: bool
+    """Whether all rows are known: else sessions are counted by what the known ones are like."""
 
 
 class Scope(NamedTuple):
@@ -82,7 +93,7 @@ class ScoreParts:
     """Computes the parts of one query's score over the shards of a scope."""
 
     def __init__(
-        self, index: StepIndex, scope: Scope, query: AskedText, state: AskedText | None
+        self, index: ReadIndex, scope: Scope, query: AskedText, state: AskedText | None
     ) -> None:
         self.index, self.scope, self.query, self.state = index, scope, query, state
         self._matches = self._matched(query.stems)
@@ -301,7 +312,14 @@ class ScoreParts:
             counts += of_session
             lengths += length
         spoken = lengths > 0
-        weights = inverse_frequency(int(spoken.sum()), (counts > 0).sum(axis=0))
+        known = int(spoken.sum())
+        if self.index.whole or not known:
+            weights = inverse_frequency(known, (counts > 0).sum(axis=0))
+        else:  # as many as there would be, were all rows turns, and each term anywhere in them
+            rows_each = len(shown) / known
+            share = self._own_history().statistics(terms).shares(terms)
+            count = round(self._own_history().statistics(()).documents / rows_each)
+            weights = inverse_frequency(count, count * (1 - (1 - share) ** rows_each))
         scores = bm25(
             counts, lengths, weights, float(lengths[spoken].mean() if spoken.any() else 1)
         )

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -49,6 +50,9 @@ from hybridagi_steps.records.store_values import (
     MessagePlace,
     Rows,
 )
+from hybridagi_steps.search.database.database_index import DatabaseIndex
+from hybridagi_steps.search.database.planner import fits
+from hybridagi_steps.search.database.searched_store import SearchedStore
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import (
@@ -66,7 +70,7 @@ from hybridagi_steps.search.lineage import (
     context_of,
     context_of_message,
 )
-from hybridagi_steps.search.ranking import RankedRow, SearchQuery, State, search
+from hybridagi_steps.search.ranking import RankedRow, SearchQuery, State, merged, search
 from hybridagi_steps.search.score_parts import Scope
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, Patience, taken
@@ -111,12 +115,16 @@ class Searcher:
         cache: Path | None,
         redact: Redact | None = None,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        budget: int | None = None,
     ) -> None:
         """Search `store`; `embedder` is called when vectors are first needed.
 
         What `redact` takes out of steps it takes out of queries: they go to the same embedder.
         A search waits for other threads no longer than `timeout_seconds`, all its waits together.
+        An index of more than `budget` bytes is not built: the store is searched where it is.
         """
+        self._budget = budget
+        self._database: DatabaseIndex | None = None
         self._store, self._redact = store, redact
         self._patience = Patience(timeout_seconds)
         self._ask_embedder = embedder
@@ -196,15 +204,17 @@ class Searcher:
             told = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
             vectors = [None] * len(told) if mode == "lexical" else self._embedded(told)
 
+            def queries(with_text: Callable[[int], Rows]) -> list[SearchQuery]:
+                items = zip(asked, texts, vectors, strict=False)
+                made = [self._query(*item, with_text) for item in items]
+                here = State(told[-1], vectors[-1]) if len(told) > len(texts) else None
+                return [replace(query, state=here) for query in made]
+
             def ranked() -> tuple[list[RankedRow], Hidden | None]:
                 self._follow_with(held)
-                queries = list(map(self._query, asked, texts, vectors))
-                if len(told) > len(texts):
-                    here = State(told[-1], vectors[-1])
-                    queries = [replace(query, state=here) for query in queries]
                 found = search(
                     self._index,
-                    queries,
+                    queries(self._index.columns.with_text),
                     k,
                     scope=self._scope(where),
                     mode=mode,
@@ -214,7 +224,35 @@ class Searcher:
                 return found, self._index.filters.hidden() if and_hidden else None
 
             with self._indexed():
-                return self._index.trusted(ranked)
+                if (there := self._in_database()) is None:
+                    return self._index.trusted(ranked)
+                there.follow()
+                found = [
+                    there.best(query, k, where, held, mode=mode, aim=aim)
+                    for query in queries(partial(there.with_text, held=held))
+                ]
+                return merged(found, k, min_score), there.filters.hidden()
+
+    def _in_database(self) -> DatabaseIndex | None:
+        """Return what searches the store where it is, if the index does not fit the budget."""
+        if self._budget is None or not isinstance(self._store, SearchedStore):
+            return None
+        dimension = self._model()[1]
+        if self._database is not None and self._database.dimension == dimension:
+            return self._database
+        rows = len(self._index.columns) or self._store.indexed_rows()
+        if fits(rows, dimension, self._budget):
+            return None
+        if (why_not := self._store.prepare_search(dimension)) is not None:
+            log.warning("%s, so memory_budget has no effect: the index is kept here", why_not)
+            self._budget = None
+            return None
+        if self._database is not None:
+            self._database.close()
+        self._index.close()
+        self._index = StepIndex(self._store, self._store.identity().store_id, None)
+        self._database = DatabaseIndex(self._store, self._store, dimension)
+        return self._database
 
     def catch_up(self) -> Iterator[int]:
         """Index and save all that is pending now; yield how many steps each batch had."""
@@ -253,6 +291,8 @@ class Searcher:
     def close(self) -> None:
         """End what goes on in the background; keep the index that searches have built."""
         self._background.stop()
+        if self._database is not None:
+            self._database.close()
         if self._index.in_use:
             self.save()
         self._index.close()
@@ -260,6 +300,9 @@ class Searcher:
     def save(self) -> None:
         """Bring the index up to date and write its cache, when that is worth it."""
         with self._indexed():
+            if (there := self._in_database()) is not None:
+                there.follow()
+                return
             if not self._index.worth_following():
                 return
             self._index.trusted(self._follow)
@@ -318,10 +361,13 @@ class Searcher:
             return admitted(item, self._redact)[0]
         return redacted(item, self._redact)
 
-    def _follow(self) -> None:
+    def _model(self) -> tuple[str, int]:
+        """Return the name of the embedder, and how long its vectors are."""
         _, embedder, dimension = self._store.identity()
-        model = self._unbound if embedder is None else (embedder, dimension or 0)
-        self._index.follow(*model)
+        return self._unbound if embedder is None else (embedder, dimension or 0)
+
+    def _follow(self) -> None:
+        self._index.follow(*self._model())
 
     def _follow_with(self, held: Held) -> None:
         """Follow the store, and take in what it has not saved."""
@@ -359,9 +405,15 @@ class Searcher:
         place, gone = place[there], gone[there]
         return np.delete(held, place[held[place] == gone])
 
-    def _query(self, item: str | AgentStep, text: str, vector: FloatVector | None) -> SearchQuery:
+    def _query(
+        self,
+        item: str | AgentStep,
+        text: str,
+        vector: FloatVector | None,
+        with_text: Callable[[int], Rows],
+    ) -> SearchQuery:
         whole = self._says(item) if isinstance(item, AgentStep) else None
-        return SearchQuery(text, vector, whole, self._row_of(item))
+        return SearchQuery(text, vector, whole, self._row_of(item, with_text))
 
     def _told(self, asked: list[str | AgentStep]) -> list[str | AgentStep]:
         """Return queries, the end of a program with its question, as such steps are indexed."""
@@ -401,7 +453,9 @@ class Searcher:
         vectors, usable = checked_vectors(found, len(texts), embedder.dimension)
         return [v if good else None for v, good in zip(vectors, usable, strict=True)]
 
-    def _row_of(self, item: str | AgentStep) -> int | None:
+    def _row_of(
+        self, item: str | AgentStep, with_text: Callable[[int], Rows]
+    ) -> int | None:
         """Return the row of the stored step that a query is: itself, or its prompt text."""
         if isinstance(item, AgentStep):
             text = self._says(item)
@@ -409,7 +463,7 @@ class Searcher:
             text = found["purpose"]
         else:
             return None
-        rows = self._index.columns.with_text(text_hash(text)).tolist()
+        rows = with_text(text_hash(text)).tolist()
         for start in range(0, len(rows), _READ_AT_ONCE):
             steps = self._store.read(rows[start : start + _READ_AT_ONCE])
             for row, step in steps.items():

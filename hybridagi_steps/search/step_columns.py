@@ -9,7 +9,7 @@ thread-safe by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -292,6 +292,11 @@ class TurnColumns:
         """Numbers of sessions given out so far."""
         return len(self._sessions)
 
+    def session_hashes(self, rows: Rows) -> list[int]:
+        """Return the hashes of the sessions of some turns."""
+        numbers = {*self._columns["sessions"][self.places(rows)].tolist()}
+        return [known for known, number in self._sessions.items() if number in numbers]
+
     def places(self, rows: Rows) -> npt.NDArray[np.intp]:
         """Return where in the columns each row stands, -1 for those that are no turns."""
         if not len(self.rows):
@@ -334,6 +339,12 @@ class TurnColumns:
             names = arrays["names"].tobytes().decode().split("\n")
             columns._speakers = {name: number for number, name in enumerate(names)}
         return columns
+
+
+def turns_of(texts: Iterable[TextRow]) -> Iterator[tuple[int, SpokenTurn]]:
+    """Yield the rows among some that are spoken turns, each with what counts of it."""
+    spoken = (text for text in texts if text.tokens.count("\n") > 1)
+    return ((text.row, SpokenTurn.of_line(text.tokens.split("\n", 2)[2])) for text in spoken)
 
 
 def _used(values: list[_Value], numbers: npt.NDArray[Any]) -> tuple[list[_Value], Any]:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, StorageError
 from hybridagi_steps.protocols import CachedApart, IndexedStore
-from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     Changes,
@@ -36,7 +35,7 @@ from hybridagi_steps.search.index_cache import (
     save_cache,
 )
 from hybridagi_steps.search.row_filter import RowFilter, SavedColumns
-from hybridagi_steps.search.step_columns import StepColumns, TurnColumns
+from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
@@ -106,6 +105,8 @@ class Shard:
 
 class StepIndex:
     """What a search reads. Not thread-safe by itself."""
+
+    whole = True
 
     def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
         """Follow `store`; `cache` is the file to start from and to save to."""
@@ -311,8 +312,7 @@ class StepIndex:
 
     def _take_turns(self, texts: Sequence[TextRow], gone: Rows) -> None:
         self.turns.remove(np.concatenate((gone, [text.row for text in texts])).astype(np.int64))
-        spoken = ((text.row, text.tokens) for text in texts if text.tokens.count("\n") > 1)
-        self.turns.add((row, SpokenTurn.of_line(words.split("\n", 2)[2])) for row, words in spoken)
+        self.turns.add(turns_of(texts))
 
     def _identity(self) -> dict[str, Any]:
         model_id, dimension = self._model

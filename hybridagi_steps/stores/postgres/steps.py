@@ -127,6 +127,11 @@ _FORGET_ROWS = (
     f"DELETE FROM stale_text WHERE {_GONE}",  # noqa: S608 - no value in it
     f"DELETE FROM agent_step WHERE {_GONE}",  # noqa: S608 - no value in it
 )
+_FORGET_NAMESPACE = (
+    "DELETE FROM search_state WHERE namespace = :namespace",  # first: nothing is counted any more
+    "DELETE FROM stem_count WHERE namespace = :namespace",
+    *FORGET_NAMESPACE,
+)
 _SHOWING = """SELECT t.row FROM step_text t
     WHERE t.namespace = ? AND t.parent_row IN (SELECT value FROM json_each(?))"""
 _EMPTY = """UPDATE step_text
@@ -150,7 +155,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     _save_text = _SAVE_TEXT
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
-    _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, FORGET_NAMESPACE, _EMPTY
+    _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_NAMESPACE, _EMPTY
     _score_step = (
         """UPDATE agent_step SET body = :body, checksum = :checksum, score = :score
         WHERE namespace = :namespace AND row = :row""",

@@ -21,10 +21,11 @@ from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
 from hybridagi_steps.stores.postgres.local_cache import LocalCache
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
+from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
-from hybridagi_steps.stores.sql.derived import DerivedTables, StepLink
+from hybridagi_steps.stores.sql.derived import StepLink
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
@@ -37,7 +38,7 @@ _INVARIANTS = {
 }
 _TABLES = """agent_step run step_text embedding tombstone stale_text branch session message
     append_key message_token revocation revoked prompt prompt_part prompt_use
-    namespace""".split()  # noqa: SIM905 - names read better so
+    search_state stem_count namespace""".split()  # noqa: SIM905 - names read better so
 _BYTES = """SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS BIGINT)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = ? AND c.relkind = 'r'"""
@@ -61,6 +62,7 @@ _REFRESH_STATISTICS = b"""BEGIN;
     COMMIT"""
 _MAY_REWRITE_STATISTICS = b"""SELECT pg_has_role(datdba, 'USAGE') FROM pg_catalog.pg_database
     WHERE datname = current_database()"""
+_SEARCHED_HERE = b"SELECT to_regclass('near') IS NOT NULL"
 _PAGE = 1000
 _PAUSE_SECONDS = 0.02
 
@@ -88,7 +90,8 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
             raw.execute(_REFRESH_STATISTICS)
             reached = raw.execute(_MAY_REWRITE_STATISTICS).fetchone() == (True,)
             self._wait_for_readers(raw)
-            for table in (*_TABLES, *(["pg_catalog.pg_statistic"] if reached else [])):
+            near = ["near"] if raw.execute(_SEARCHED_HERE).fetchone() == (True,) else []
+            for table in (*_TABLES, *near, *(["pg_catalog.pg_statistic"] if reached else [])):
                 raw.execute(f"VACUUM (FULL) {table}".encode())
         return () if reached else (f"{self._db.name} pg_statistic",)
 
@@ -191,7 +194,7 @@ _RESTART = 2**32
 """Added to an epoch for each restart of the server: more than `clear` will ever count."""
 
 
-class PostgresStepStore(PostgresAdmin, DerivedTables):
+class PostgresStepStore(PostgresAdmin, SearchTables):
     """Steps in one database. Safe for any number of threads, processes, machines and forks."""
 
     def __init__(

@@ -335,8 +335,8 @@ class DerivedTables(MessageUnits):
         )
         return Changes(
             reached,
-            [_text(*values) for _, *values in texts],
-            [_vector(*values) for _, *values in vectors],
+            [stored_text(*values) for _, *values in texts],
+            [stored_vector(*values) for _, *values in vectors],
             removed,
         )
 
@@ -494,7 +494,8 @@ def _told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
     return told_with(step, call)
 
 
-def _text(checksum: int | None, *values: Any) -> TextRow:
+def stored_text(checksum: int | None, *values: Any) -> TextRow:
+    """Return the words in a row, if they are those that were written."""
     row, parent_row, stored, text_hash, purpose_hash, scoped = values
     try:
         if checksum not in (None, words_checksum(row, parent_row, stored, text_hash, purpose_hash)):
@@ -508,8 +509,9 @@ def _text(checksum: int | None, *values: Any) -> TextRow:
     return TextRow(row, parent_row, words, text_hash, purpose_hash, scoped=bool(scoped))
 
 
-def _vector(
+def stored_vector(
     row: int, text_hash: int, given: int, blob: bytes | None, checksum: int | None, scoped: int
 ) -> VectorRow:
+    """Return the embedding in a row, if it is the one that was written."""
     vector = checked_vector(row, text_hash, given, blob, checksum)
     return VectorRow(row, text_hash, vector, bool(scoped))

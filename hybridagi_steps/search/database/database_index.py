@@ -1,0 +1,325 @@
+"""DatabaseIndex: answers searches from the database, holding no words and no vectors of it.
+
+For each query: the rarest of its words and its vector name candidates, which are read with what the
+formula looks at around them; that is ranked like a whole index (partial_index.py). With few rows
+that hold the words all are read, and the answer is the whole index's own. Of many the common words
+name none, but count in the scores. Filters are the ones an index in the process has: a number for
+each row and key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from math import ceil
+
+import numpy as np
+
+from hybridagi_steps.errors import StorageBusyError
+from hybridagi_steps.protocols import IndexedStore
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.records.step_identity import answer_to
+from hybridagi_steps.records.step_text import text_hash
+from hybridagi_steps.records.store_values import (
+    FloatVector,
+    Position,
+    Rows,
+    StemCounts,
+    TextRow,
+    VectorRow,
+    distinct,
+)
+from hybridagi_steps.search.database.partial_index import PartialIndex, Passing
+from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
+from hybridagi_steps.search.filter_index import FEW_RUNS
+from hybridagi_steps.search.formulas import Aim, Mode
+from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
+from hybridagi_steps.search.ranking import (
+    POOL,
+    RankedRow,
+    SearchQuery,
+    best_rows,
+)
+from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
+from hybridagi_steps.search.step_columns import NO_ROW
+
+READ = 1_200
+"""Rows that hold a query's rarest words, read at most, but for the last of these words."""
+HOLDING_ALL = 300
+"""Rows that hold all of the more common words and are read, too."""
+NARROW = 20_000
+"""Rows of a filter up to which the database looks among them alone."""
+DEEPEST = 20_000
+"""Nearest rows that are looked through for those a wide filter lets pass."""
+TURNS = 3_000
+"""Turns of the candidates' sessions that are read."""
+
+log = logging.getLogger("hybridagi_steps")
+
+
+class DatabaseIndex:
+    """Searches one store in its database. Not thread-safe by itself."""
+
+    def __init__(self, store: IndexedStore, there: SearchedStore, dimension: int) -> None:
+        """Search `store`, which was prepared for vectors of this length as `there`."""
+        self._store, self.there, self.dimension = store, there, dimension
+        self.filters = RowFilter(store)
+        self._position: Position | None = None
+        self._graph = BackgroundWork(lambda: there.make_graph(dimension))
+
+    def follow(self) -> None:
+        """Take note of what was stored and removed; bring the database's counts along."""
+        frontier = self._store.frontier()
+        now, then = frontier.position, self._position
+        if now == then:
+            return
+        if then is None or now.epoch != then.epoch:
+            self.filters, then = RowFilter(self._store), now
+            self._graph.start()
+        since = now._replace(tombstone=then.tombstone)
+        removed = self._store.changes(since, limit=1).removed if since != now else []
+        if now.branch != then.branch:
+            self.filters.forget_scores()
+        self.filters.follow([frontier.row, frontier.message_row], np.array(removed, np.int64))
+        try:
+            with self._store.waiting(PATIENCE_SECONDS):
+                self.there.keep_search_up()
+        except StorageBusyError as error:
+            log.debug("new rows are counted later: %s", error)
+        self._position = now
+
+    def close(self) -> None:
+        """Wait for what goes on in the background."""
+        self._graph.stop()
+
+    def with_text(self, said: int, held: Held) -> Rows:
+        """Return the rows whose own text, or else whose purpose, has a hash, newest first."""
+        with self.there.search_view(self.dimension) as view:
+            texts = [*view.saying(said, POOL), *held.texts.values()]
+        same = {text.row for text in texts if text.text_hash == said}
+        same = same or {text.row for text in texts if text.purpose_hash == said}
+        return np.array(sorted(same, reverse=True), np.int64)
+
+    def best(
+        self,
+        query: SearchQuery,
+        k: int,
+        where: StepFilter,
+        held: Held,
+        *,
+        mode: Mode,
+        aim: Aim | None,
+    ) -> list[RankedRow]:
+        """Return the k best rows of one query, best first."""
+        rows, passing = self._passing(where)
+        pool = max(POOL, k)
+        with self.there.search_view(self.dimension) as view:
+            while True:
+                asked = _Candidates(self, view, query, mode, passing, rows, where, held)
+                index, full = asked.read(pool, aim)
+                scope = Scope(index.shards(own_only=where.scope is None), None)
+                found = best_rows(index, query, k, scope=scope, mode=mode, aim=aim)
+                if len(found) >= k or not full:
+                    return found
+                pool *= 4
+
+    def _passing(self, where: StepFilter) -> tuple[Rows | None, Passing]:
+        """Return the rows that pass a filter, None where nearly all do, and what tells of some."""
+        asked = where.model_dump(exclude_none=True)
+        excluded = where.exclude_run_id or []
+        if asked.keys() <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
+            hidden = self.filters.hidden().under(None)
+            gone = distinct(np.concatenate([hidden, *self.filters.of_runs(excluded)]))
+            return None, lambda some: ~among(some, gone)
+        rows = self.filters.rows(where)
+        return rows, lambda some: among(some, rows)
+
+
+class _Candidates:
+    """Reads what one query needs."""
+
+    def __init__(
+        self,
+        whole: DatabaseIndex,
+        view: SearchView,
+        query: SearchQuery,
+        mode: Mode,
+        passing: Passing,
+        rows: Rows | None,
+        where: StepFilter,
+        held: Held,
+    ) -> None:
+        self.whole, self.view, self.query, self.mode = whole, view, query, mode
+        self.passing, self.rows, self.where, self.held = passing, rows, where, held
+        halves = {"words": mode != "dense", "meaning": mode != "lexical"}
+        self.asked = AskedText(query.text, query.vector, **halves)
+        self.state = query.state and AskedText(query.state.text, query.state.vector, **halves)
+
+    def read(self, pool: int, aim: Aim | None) -> tuple[PartialIndex, bool]:
+        """Return what was read, and whether there may be more candidates.
+
+        Args:
+            pool: Candidates of each half.
+            aim: What the search is for.
+        """
+        held = self.held
+        stems = [*self.asked.terms, *(self.state.terms if self.state else ())]
+        counts = _with(held.texts.values(), self.view.counts(stems))
+        index = PartialIndex(self.whole.dimension, self.whole.filters, counts, self.passing)
+        self.index, self.pool, self.documents = index, pool, counts.documents
+        index.add(held.texts.values())
+        rows = self._alike(self.asked, counts)
+        if self.state is not None:
+            rows = self._join(rows, self._under(self._alike(self.state, counts)))
+        full = len(rows) >= pool
+        rows = self._join(rows, self._same())
+        answers = answer_to(index.columns.text_hashes(rows))
+        rows = self._join(rows, index.add(self.view.answering(distinct(answers))))
+        if self.mode == "hybrid":
+            rows = self._join(rows, self._above(rows), self._under(rows))
+        self._turns_around(rows)
+        if aim == "tool":
+            self._of_tools(rows)
+        if self.state is not None:
+            rows = self._join(rows, self._above(rows))
+        index.add_vectors(_saved_first(self.view.vectors(rows[index.holds(rows)]), held, rows))
+        return index, full
+
+    # -- candidates -------------------------------------------------------------------------------
+
+    def _alike(self, text: AskedText, counts: StemCounts) -> Rows:
+        """Return the best rows of each half, more than `pool` of each where all were read."""
+        found = [np.empty(0, np.int64)]
+        if text.terms:
+            self._read_holding(text.terms, counts)
+            for shard in self.index.shards(own_only=self.where.scope is None):
+                known = self.index.own if counts.documents else shard
+                match = shard.lexical.match(text.terms, known.lexical.statistics(text.terms))
+                found.append(match.top(self.pool)[0])
+        if text.vector is not None:
+            found.append(self._nearest(text.vector))
+        return distinct(np.concatenate(found))
+
+    def _read_holding(self, terms: Sequence[str], counts: StemCounts) -> None:
+        """Read the rows that hold one of the rarest terms, and those with all common ones."""
+        narrow = self._narrow
+        share = 1.0 if narrow is None else len(narrow) / max(counts.documents, len(narrow), 1)
+        room = READ * self.pool / POOL
+        ordered = sorted((t for t in terms), key=lambda term: counts.holding[term])
+        rare, expected = list[str](), 0.0
+        for term in ordered:
+            expected += counts.holding[term] * share
+            if rare and expected > room:
+                break
+            rare.append(term)
+        limit = int(2 * room)
+        self.index.add(self.view.holding(rare, limit, all_of=False, among=narrow))
+        common = ordered[len(rare) :] or (ordered if expected > limit else [])
+        if common:
+            more = self.view.holding(common, HOLDING_ALL, all_of=True, among=narrow)
+            self.index.add(more)
+
+    def _nearest(self, vector: FloatVector) -> Rows:
+        """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""
+        newest = self._newest(vector)
+        if self._narrow is not None:
+            kept = self.view.nearest(vector, 2 * self.pool, self._narrow)
+        else:
+            share = 1.0 if self.rows is None else len(self.rows) / max(self.documents, 1)
+            count = ceil(1.2 * self.pool / max(share, 0.001)) + 10
+            while True:
+                found = self.view.nearest(vector, min(count, DEEPEST), None)
+                kept = found[self.passing(found)]
+                if len(kept) >= self.pool or len(found) < count or count >= DEEPEST:
+                    break
+                count *= 4
+        near = self._join(kept[: 2 * self.pool], newest)
+        return self._join(near[self.index.holds(near)], self.index.add(self._missing(near)))
+
+    def _newest(self, vector: FloatVector) -> Rows:
+        """Return the nearest of the rows that `nearest` does not know of yet."""
+        newest = [*self.view.newest_vectors(), *self.held.vectors.values()]
+        usable = [(each.row, each.vector) for each in newest if each.vector is not None]
+        rows = np.array([row for row, _ in usable], np.int64)
+        passing = self.passing(rows)
+        if not passing.any():
+            return rows[:0]
+        vectors = np.stack([each for _, each in usable])[passing].astype(np.float32)
+        near = vectors @ vector / np.linalg.norm(vectors, axis=1)
+        return rows[passing][np.argsort(-near, kind="stable")[: self.pool]]
+
+    @property
+    def _narrow(self) -> Rows | None:
+        return None if self.rows is None or len(self.rows) > NARROW else self.rows
+
+    def _same(self) -> Rows:
+        """Return the rows that say what the query says."""
+        said = self.view.saying(text_hash(self.query.whole or self.query.text), 4 * POOL)
+        itself = self.query.itself
+        more = [] if itself is None else self.view.texts(np.array([itself]))
+        return self.index.add([*said, *more])
+
+    # -- what is around them ----------------------------------------------------------------------
+
+    def _join(self, *rows: Rows) -> Rows:
+        return distinct(np.concatenate(rows))
+
+    def _above(self, rows: Rows) -> Rows:
+        parents = self.index.columns.parents(rows)
+        parents = distinct(parents[parents != NO_ROW])
+        self.index.add(self._missing(parents))
+        return parents[self.passing(parents)]
+
+    def _under(self, rows: Rows) -> Rows:
+        return self.index.add(self.view.under(rows))
+
+    def _turns_around(self, rows: Rows) -> None:
+        """Read the turns before and after turns, and those of their sessions."""
+        turns = self.index.turns
+        rows = rows[turns.places(rows) >= 0]
+        if not len(rows) or self.mode == "dense":
+            return
+        edge = rows
+        for _ in range(AROUND):
+            parents = self.index.columns.parents(edge)
+            before = self._missing(distinct(parents[parents != NO_ROW]))
+            after = self.view.under(edge)
+            self.index.add([*before, *after])
+            edge = distinct(np.array([t.row for t in (*before, *after)], np.int64))
+        self.index.add(self.view.talks(turns.session_hashes(rows), TURNS))
+
+    def _of_tools(self, rows: Rows) -> None:
+        """Read the first steps of the tools of some rows."""
+        filters = self.whole.filters
+        numbers, shown = distinct(filters.numbers("tool", rows)), filters.rows(self.where)
+        for number in numbers[numbers >= 0].tolist():
+            first = partial(among, known=shown)
+            self.index.add(self._missing(filters.first_rows("tool", number, TOOL_STEPS, first)))
+
+    def _missing(self, rows: Rows) -> list[TextRow]:
+        """Return the words of those of some rows that were not read yet."""
+        return self.view.texts(self.index.missing(rows))
+
+
+def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
+    """Return counts with rows that are not saved yet."""
+    documents, words, own_words, holding = counts
+    for text in texts:
+        if text.text_hash and not text.scoped:
+            window, further, *_ = (*text.tokens.split("\n", 2), "")
+            documents += 1
+            words += len(window.split())
+            own_words += len(window.rpartition("\t")[2].split())
+            held = {*window.split(), *further.split()}
+            holding = {stem: n + (stem in held) for stem, n in holding.items()}
+    return StemCounts(documents, words, own_words, holding)
+
+
+def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:
+    """Return vectors of some rows: those saved, else those held."""
+    known = {each.row for each in saved}
+    asked = {*rows.tolist()}
+    more = [v for row, v in held.vectors.items() if row not in known and row in asked]
+    return [*saved, *more]

@@ -1,0 +1,113 @@
+"""PartialIndex: what one search has read of a namespace, scored as if all of it were there.
+
+The candidates of a query with what stands around them make an index of some hundred rows, by the
+same classes as an index of all rows, so that the same functions rank it. What depends on all rows,
+how many there are and hold a word, the database has counted. Rows that a filter holds back are
+known by their links alone: a walk goes on behind them, and nothing shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hybridagi_steps.records.store_values import Rows, StemCounts, TextRow, VectorRow
+from hybridagi_steps.search.bm25 import LexicalIndex, Statistics
+from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
+from hybridagi_steps.search.step_index import Shard
+from hybridagi_steps.search.vector_index import FaissIndex
+
+Passing = Callable[[Rows], npt.NDArray[np.bool_]]
+"""Which of some rows a filter lets through."""
+
+
+class CountedWords(LexicalIndex):
+    """The words of some documents, which weigh what they do among all."""
+
+    def __init__(self, counts: StemCounts) -> None:
+        """Score by `counts`; they have every term that is asked for."""
+        super().__init__()
+        self._counts = counts
+
+    def __len__(self) -> int:
+        """Number of all documents."""
+        return self._counts.documents
+
+    def statistics(self, terms: Iterable[str]) -> Statistics:
+        """Return what the weights of terms depend on, counted in all documents."""
+        held = {term: self._counts.holding[term] for term in terms}
+        return Statistics(self._counts.documents, self.average_length, held)
+
+    @property
+    def average_length(self) -> float:
+        """Words of the average of all documents."""
+        return self._counts.words / max(self._counts.documents, 1)
+
+    @property
+    def average_own_length(self) -> float:
+        """Own words of the average of all documents."""
+        return self._counts.own_words / max(self._counts.documents, 1)
+
+
+class PartialIndex:
+    """Some rows of a namespace."""
+
+    whole = False
+
+    def __init__(
+        self, dimension: int, filters: RowFilter, counts: StemCounts, passing: Passing
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            dimension: Length of vectors.
+            filters: Numbers the keys of rows; asked only by some aims.
+            counts: Of all rows, with every stem that a query has.
+            passing: Which rows may be found.
+        """
+        self.columns, self.turns = StepColumns(), TurnColumns()
+        self.filters, self._passing = filters, passing
+        self.own = Shard(CountedWords(counts), FaissIndex(dimension))
+        self.scoped = Shard(LexicalIndex(), FaissIndex(dimension))
+        self._known: set[int] = set()
+
+    def shards(self, *, own_only: bool) -> list[Shard]:
+        """Return the shards to search."""
+        return [self.own] if own_only else [self.own, self.scoped]
+
+    def missing(self, rows: Rows) -> Rows:
+        """Return those of some rows that were not added yet."""
+        return np.array([row for row in rows.tolist() if row not in self._known], np.int64)
+
+    def add(self, texts: Iterable[TextRow]) -> Rows:
+        """Take rows in; return those that may be found, ascending, those known before as well."""
+        given = {text.row: text for text in texts}
+        fresh = [text for row, text in given.items() if row not in self._known]
+        rows = np.array(sorted(given), np.int64)
+        passing = rows[self._passing(rows)]
+        shown = {*passing.tolist()}
+        found = [text for text in fresh if text.row in shown]
+        self._known.update(text.row for text in fresh)
+        self.columns.add(fresh)
+        self.turns.add(turns_of(found))
+        for shard, scoped in ((self.own, False), (self.scoped, True)):
+            worded = [text for text in found if text.scoped == scoped and text.text_hash]
+            if worded:
+                shard.lexical.add_lines((text.row, text.tokens) for text in worded)
+        return passing
+
+    def holds(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which rows were added and may be found."""
+        own, scoped = (s.lexical.positions_of(rows) >= 0 for s in (self.own, self.scoped))
+        return own | scoped
+
+    def add_vectors(self, vectors: Sequence[VectorRow]) -> None:
+        """Take in the vectors of rows that were added."""
+        for shard, scoped in ((self.own, False), (self.scoped, True)):
+            usable = [v for v in vectors if v.vector is not None and v.scoped == scoped]
+            if usable:
+                rows = np.array([each.row for each in usable], np.int64)
+                shard.vectors.add(rows, np.stack([np.asarray(each.vector) for each in usable]))

@@ -1,0 +1,93 @@
+"""What a store offers that can be searched where its data is, besides being followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
+
+from hybridagi_steps.records.store_values import (
+    FloatVector,
+    Rows,
+    StemCounts,
+    TextRow,
+    VectorRow,
+)
+
+
+class SearchView(Protocol):
+    """What one search reads, all of one consistent state. Rows pass no filter but `among`."""
+
+    def counts(self, stems: Sequence[str]) -> StemCounts:
+        """Return how many documents there are, and how many hold each stem."""
+        ...
+
+    def holding(
+        self, stems: Sequence[str], limit: int, *, all_of: bool, among: Rows | None
+    ) -> list[TextRow]:
+        """Return up to `limit` rows that hold one of some stems, or all of them."""
+        ...
+
+    def texts(self, rows: Rows) -> list[TextRow]:
+        """Return the words of rows; those that are gone are left out, here and below."""
+        ...
+
+    def under(self, rows: Rows) -> list[TextRow]:
+        """Return the words of all children of some rows."""
+        ...
+
+    def saying(self, text_hash: int, limit: int) -> list[TextRow]:
+        """Return the newest `limit` rows that say a text, and those whose purpose says it."""
+        ...
+
+    def answering(self, hashes: Rows) -> list[TextRow]:
+        """Return all rows with one of some purpose hashes."""
+        ...
+
+    def talks(self, sessions: Iterable[int], limit: int) -> list[TextRow]:
+        """Return up to `limit` turns of some talks, by the hashes of these."""
+        ...
+
+    def vectors(self, rows: Rows) -> list[VectorRow]:
+        """Return the embeddings of rows."""
+        ...
+
+    def newest_vectors(self) -> list[VectorRow]:
+        """Return the few embeddings that `nearest` does not know of yet."""
+        ...
+
+    def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
+        """Return the rows whose vectors are most similar, trial runs too, best first.
+
+        Exact among few rows (`among`); else approximate, as the database's index is.
+        """
+        ...
+
+
+@runtime_checkable
+class SearchedStore(Protocol):
+    """A store that can be searched without an index in the process."""
+
+    def indexed_rows(self) -> int:
+        """Return about how many rows there are to search among."""
+        ...
+
+    def prepare_search(self, dimension: int) -> str | None:
+        """Make what such searches need, once; return why that cannot be, None when it can.
+
+        Args:
+            dimension: Length of the vectors.
+        """
+        ...
+
+    def make_graph(self, dimension: int) -> bool:
+        """Make what large memories need besides, which takes long; tell whether it was made."""
+        ...
+
+    def keep_search_up(self) -> None:
+        """Bring along what came since, if that is much; waits as long as writers may."""
+        ...
+
+    def search_view(self, dimension: int) -> AbstractContextManager[SearchView]:
+        """Give what one search reads."""
+        ...

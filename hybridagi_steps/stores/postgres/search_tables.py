@@ -1,0 +1,249 @@
+"""What PostgreSQL keeps of one namespace so that a search need not: indexes, counts, near vectors.
+
+The namespace has indexes of its own over `step_text`, made without keeping writers away: of the
+words (GIN), of who says the same, of children, of turns of a talk. `stem_count` says how many
+documents hold a stem; who searches counts on from where the last one stopped, and triggers take out
+what goes. Vectors stand in `near` a second time, as pgvector's half floats and of length one, since
+`embedding` keeps them as other databases do; a trigger takes out what goes there, too. So nothing
+is in any of these that is not in the tables they follow. What is read of it: search_view.py.
+
+Reference: https://github.com/pgvector/pgvector#hnsw
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from struct import pack
+from typing import Any
+
+import numpy as np
+import psycopg
+
+from hybridagi_steps.errors import StorageError
+from hybridagi_steps.records.store_values import FloatVector, VectorRow
+from hybridagi_steps.stores.postgres.database import Raw, SpellingConnection
+from hybridagi_steps.stores.postgres.schema import LOCK_CLASS
+from hybridagi_steps.stores.postgres.search_view import DatabaseView
+from hybridagi_steps.stores.postgres.steps import PostgresTables
+from hybridagi_steps.stores.sql.derived import DerivedTables, stored_vector
+
+WIDEST = 4_000
+"""Dimensions that pgvector indexes as half floats."""
+GRAPH_FROM = 20_000
+"""Vectors from which an HNSW graph answers; fewer are all compared."""
+UNCOUNTED = 256
+"""Rows that may wait to be counted, and to stand among the near ones: a search looks at each."""
+
+_PAGE = 2_000
+_EXTENSION = b"""SELECT n.nspname FROM pg_catalog.pg_extension e
+    JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"""
+_AVAILABLE = b"SELECT 1 FROM pg_catalog.pg_available_extensions WHERE name = 'vector'"
+_NEAR = """CREATE TABLE IF NOT EXISTS near (row BIGINT PRIMARY KEY, namespace INTEGER NOT NULL,
+        scoped BOOLEAN NOT NULL, vector {schema}.halfvec NOT NULL);
+    ALTER TABLE near ALTER vector SET STATISTICS 0;
+    CREATE INDEX IF NOT EXISTS near_namespace ON near (namespace);
+    CREATE OR REPLACE FUNCTION vectors_gone() RETURNS trigger LANGUAGE plpgsql
+        SET search_path FROM CURRENT AS $$
+    BEGIN
+        DELETE FROM near WHERE row IN (SELECT row FROM gone);
+        RETURN NULL;
+    END $$;
+    CREATE OR REPLACE TRIGGER vectors_deleted AFTER DELETE ON embedding
+        REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION vectors_gone();
+    CREATE OR REPLACE TRIGGER vectors_changed AFTER UPDATE ON embedding
+        REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION vectors_gone()"""
+# Without statistics: those of an index over an expression are samples of words, and outlive them.
+_WORDS = """CREATE INDEX CONCURRENTLY words_{n} ON step_text USING gin (stems(tokens))
+    WITH (fastupdate = off) WHERE namespace = {n}"""
+_INDEXES = {
+    "words_{n}": _WORDS,
+    "said_{n}": "CREATE INDEX CONCURRENTLY said_{n} ON step_text (text_hash) WHERE namespace = {n}",
+    "asked_{n}": """CREATE INDEX CONCURRENTLY asked_{n} ON step_text (purpose_hash)
+        WHERE namespace = {n}""",
+    "under_{n}": """CREATE INDEX CONCURRENTLY under_{n} ON step_text (parent_row)
+        WHERE namespace = {n}""",
+    "talks_{n}": """CREATE INDEX CONCURRENTLY talks_{n} ON step_text (talk(tokens))
+        WHERE namespace = {n} AND talk(tokens) IS NOT NULL""",
+}
+_EXPRESSIONS = ("words_{n}", "talks_{n}")
+_GRAPH = """CREATE INDEX CONCURRENTLY near_{n}_{d} ON near
+    USING hnsw ((CAST(vector AS {schema}.halfvec({d}))) {schema}.halfvec_cosine_ops)
+    WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}"""
+_MADE = b"""SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i
+    JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+    JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace
+    WHERE s.nspname = current_schema() AND c.relname = ANY(%s)"""
+_STATE = "SELECT texts_through, vectors_through FROM search_state WHERE namespace = ?"
+_NEW_STATE = "INSERT INTO search_state (namespace) VALUES (?) ON CONFLICT DO NOTHING"
+_WAITING = """SELECT
+    (SELECT count(*) FROM (SELECT 1 FROM step_text WHERE namespace = s.namespace
+        AND seq > s.texts_through LIMIT ?) t),
+    (SELECT count(*) FROM (SELECT 1 FROM embedding WHERE namespace = s.namespace
+        AND seq > s.vectors_through LIMIT ?) v)
+    FROM search_state s WHERE s.namespace = ?"""
+_COUNT_ON = """SELECT count_texts(CAST(? AS INTEGER), 1, CAST(? AS TEXT[]))"""
+_UNCOUNTED = """SELECT max(seq), array_agg(tokens) FILTER (WHERE NOT scoped AND text_hash <> 0)
+    FROM (SELECT seq, tokens, scoped, text_hash FROM step_text
+        WHERE namespace = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?) page"""
+_COUNTED = "UPDATE search_state SET texts_through = ? WHERE namespace = ?"
+_FAR = """SELECT seq, row, text_hash, given, vector, checksum, scoped FROM embedding
+    WHERE namespace = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"""
+_NEARED = "UPDATE search_state SET vectors_through = ? WHERE namespace = ?"
+_SIZE = """SELECT coalesce((SELECT documents FROM search_state WHERE namespace = ?),
+    (SELECT count(*) FROM step_text WHERE namespace = ?))"""
+_NEAR_COUNT = """SELECT count(*) FROM (SELECT 1 FROM near WHERE namespace = ? LIMIT ?) n"""
+
+log = logging.getLogger("hybridagi_steps")
+
+
+class SearchTables(PostgresTables, DerivedTables):
+    """Implements `SearchedStore`; see search/database for the contract."""
+
+    _vector_schema: str | None = None
+
+    def indexed_rows(self) -> int:
+        """Return how many rows a search looks among, roughly: no trial runs where that is known."""
+        return int(self._db.known(_SIZE, (self._namespace, self._namespace))[0])
+
+    def prepare_search(self, dimension: int) -> str | None:
+        """Make what a search in the database needs; return why that cannot be, None when it can."""
+        if dimension > WIDEST:
+            return f"vectors of {dimension:,} dimensions are wider than pgvector indexes ({WIDEST:,})"
+        try:
+            with self._outside() as raw:
+                if (schema := self._extension(raw)) is None:
+                    return "its server has no extension pgvector, or nobody created it there"
+                self._vector_schema = schema
+                if self._db.writable:
+                    self._make_indexes(raw, {name: sql for name, sql in _INDEXES.items()})
+            if self._db.writable:
+                self._fill()
+            elif self._db.known(_STATE, (self._namespace,)) is None:
+                return "it can only be read here, and nobody searched it so where it can be written"
+        except StorageError as error:
+            return str(error)
+        return None
+
+    def make_graph(self, dimension: int) -> bool:
+        """Make the graph of near vectors if they are many and have none; tell whether it was made.
+
+        It takes minutes for a million; searches compare all vectors meanwhile.
+        """
+        many = self._db.known(_NEAR_COUNT, (self._namespace, GRAPH_FROM))[0] == GRAPH_FROM
+        if not (many and self._db.writable):
+            return False
+        name = "near_{n}_" + str(dimension)
+        graph = _GRAPH.format(n="{n}", d=dimension, schema=self._vector_schema)
+        with self._outside() as raw:
+            return self._make_indexes(raw, {name: graph})
+
+    def keep_search_up(self) -> None:
+        """Count, and make near, what came since, if that is much; a reader's chore."""
+        waiting = self._db.known(_WAITING, (UNCOUNTED, UNCOUNTED, self._namespace))
+        if self._db.writable and (waiting is None or UNCOUNTED in waiting):
+            self._fill()
+
+    @contextmanager
+    def search_view(self, dimension: int) -> Generator[DatabaseView]:
+        """Give what reads candidates, all of one consistent state."""
+        with self._db.reading() as connection:
+            yield DatabaseView(connection, self._namespace, dimension, self._vector_schema or "")
+
+    @contextmanager
+    def _outside(self) -> Generator[Raw]:
+        """Give a connection outside any transaction, which keeps no writer of this process away."""
+        with self._db.asking() as connection:
+            yield connection.raw
+
+    def _extension(self, raw: Raw) -> str | None:
+        """Return the schema of pgvector, which is created where this user may; None: not there."""
+        found = raw.execute(_EXTENSION).fetchone()
+        if found is None and raw.execute(_AVAILABLE).fetchone() and self._db.writable:
+            try:
+                raw.execute(b"CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+            except psycopg.errors.InsufficientPrivilege as error:
+                log.info("pgvector is not created in %s: %s", self._db.name, error)
+            found = raw.execute(_EXTENSION).fetchone()
+        if found is None:
+            return None
+        if self._db.writable and raw.execute(b"SELECT to_regclass('near')").fetchone() == (None,):
+            with raw.transaction():
+                raw.execute(f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, 0)".encode())
+                raw.execute(_NEAR.format(schema=f'"{found[0]}"').encode())
+        return f'"{found[0]}"'
+
+    def _make_indexes(self, raw: Raw, asked: dict[str, str]) -> bool:
+        """Make indexes that are not there, one process at a time; tell whether any was made.
+
+        One whose making was interrupted is made again.
+        """
+        named = {name.format(n=self._namespace): sql for name, sql in asked.items()}
+        made = dict(raw.execute(_MADE, (list(named),)).fetchall())
+        if all(made.get(name) for name in named):
+            return False
+        lock = f"({LOCK_CLASS}, {-self._namespace})"
+        raw.execute(f"SELECT pg_advisory_lock{lock}".encode())
+        try:
+            raw.execute(b"SET maintenance_work_mem = '512MB'")
+            made = dict(raw.execute(_MADE, (list(named),)).fetchall())
+            for name, sql in named.items():
+                if made.get(name):
+                    continue
+                raw.execute(f"DROP INDEX IF EXISTS {name}".encode())
+                raw.execute(sql.format(n=self._namespace).encode())
+                if name in {each.format(n=self._namespace) for each in _EXPRESSIONS}:
+                    raw.execute(f"ALTER INDEX {name} ALTER 1 SET STATISTICS 0".encode())
+        finally:
+            raw.execute(b"RESET maintenance_work_mem")
+            raw.execute(f"SELECT pg_advisory_unlock{lock}".encode())
+        return True
+
+    def _fill(self) -> None:
+        """Count texts and copy vectors up to where the store stands, a page in each transaction."""
+        newest, going_on = self.frontier().position, True
+        while going_on:
+            with self._db.writing(synced=False) as connection:
+                connection.execute(_NEW_STATE, (self._namespace,))
+                state = connection.execute(_STATE + " FOR UPDATE", (self._namespace,)).fetchone()
+                counted = self._count_page(connection, state[0], newest.text)
+                copied = self._copy_page(connection, state[1], newest.vector)
+                going_on = counted or copied
+
+    def _count_page(self, connection: SpellingConnection, after: int, through: int) -> bool:
+        asked = (self._namespace, after, through, _PAGE)
+        last, texts = connection.execute(_UNCOUNTED, asked).fetchone()
+        if last is None:
+            return False
+        connection.execute(_COUNT_ON, (self._namespace, texts or []))
+        connection.execute(_COUNTED, (last, self._namespace))
+        return last < through
+
+    def _copy_page(self, connection: SpellingConnection, after: int, through: int) -> bool:
+        asked = (self._namespace, after, through, _PAGE)
+        found = connection.execute(_FAR, asked).fetchall()
+        if not found:
+            return False
+        _copy_near(connection.raw, self._namespace, (stored_vector(*rest) for _, *rest in found))
+        connection.execute(_NEARED, (found[-1][0], self._namespace))
+        return found[-1][0] < through
+
+
+def _copy_near(raw: Raw, namespace: int, vectors: Iterable[VectorRow]) -> None:
+    """Write vectors by a binary COPY: as text they would take ten times as long."""
+    with raw.cursor() as cursor, cursor.copy(b"COPY near FROM STDIN (FORMAT BINARY)") as copy:
+        copy.write(b"PGCOPY\n\xff\r\n\0" + pack(">ii", 0, 0))
+        for each in vectors:
+            if each.vector is not None:
+                vector = half_bytes(each.vector)
+                row = pack(">hiqiii?", 4, 8, each.row, 4, namespace, 1, each.scoped)
+                copy.write(row + pack(">i", len(vector)) + vector)
+        copy.write(pack(">h", -1))
+
+
+def half_bytes(vector: FloatVector) -> bytes:
+    """Return a vector of length one as pgvector sends half floats: how many, then each."""
+    exact: Any = vector.astype(np.float64)
+    unit = exact / np.sqrt(exact.dot(exact))
+    return pack(">HH", len(unit), 0) + unit.astype(">f2").tobytes()

@@ -1,0 +1,134 @@
+"""What a search in the database reads: candidates by words and by meaning, and what is around them.
+
+Each method is one statement in the transaction of one search, so all see the same state. Which rows
+a filter lets through, and what they score, is decided by who asks. The number of the namespace
+stands in the statements themselves: the planner must know it to use the indexes of that namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridagi_steps.records.store_values import (
+    FloatVector,
+    Rows,
+    StemCounts,
+    TextRow,
+    VectorRow,
+)
+from hybridagi_steps.stores.postgres.database import SpellingConnection
+from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
+
+_SEARCH_WIDTH = 200
+"""Nodes of the graph that are kept in view (`hnsw.ef_search`): four times the usual pool."""
+_SETTINGS = """SELECT set_config('hnsw.ef_search', '{width}', true),
+    set_config('hnsw.iterative_scan', 'relaxed_order', true),
+    set_config('jit', 'off', true)"""
+_TEXTS = """SELECT checksum, row, parent_row, tokens, text_hash, purpose_hash, scoped
+    FROM step_text WHERE namespace = {n} AND """
+_VECTORS = """SELECT row, text_hash, given, vector, checksum, scoped FROM embedding
+    WHERE namespace = {n} AND """
+_STATE = """SELECT texts_through, vectors_through, documents, words, own_words FROM search_state
+    WHERE namespace = {n}"""
+_COUNTS = """SELECT stem, documents FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)"""
+_UNCOUNTED = """SELECT tokens FROM step_text
+    WHERE namespace = {n} AND seq > %s AND NOT scoped AND text_hash <> 0"""
+_NEAREST = """SELECT row FROM near WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}
+    ORDER BY CAST(vector AS {schema}.halfvec({d})) OPERATOR({schema}.<=>)
+        CAST(%s AS {schema}.halfvec({d})) LIMIT %s"""
+# A graph would find few of a few rows; so all of them are compared.
+_NEAREST_AMONG = """WITH few AS MATERIALIZED (SELECT row, vector FROM near
+        WHERE row = ANY(%s) AND namespace = {n} AND {schema}.vector_dims(vector) = {d})
+    SELECT row FROM few ORDER BY vector OPERATOR({schema}.<=>)
+        CAST(%s AS {schema}.halfvec) LIMIT %s"""
+
+
+class DatabaseView:
+    """Implements `SearchView`; see search/database for the contract."""
+
+    def __init__(
+        self, connection: SpellingConnection, namespace: int, dimension: int, schema: str
+    ) -> None:
+        self._raw = connection.raw
+        self._named = {"n": namespace, "d": dimension, "schema": schema}
+        self._raw.execute(_SETTINGS.format(width=_SEARCH_WIDTH).encode())
+        state = self._ask(_STATE)
+        self._state: tuple[int, ...] = state[0] if state else (0, 0, 0, 0, 0)
+
+    def counts(self, stems: Sequence[str]) -> StemCounts:
+        """Return how many documents there are and hold each stem, those not counted yet, too."""
+        through, _, documents, words, own_words = self._state
+        held = dict.fromkeys(stems, 0) | dict(self._ask(_COUNTS, list(stems)))
+        for (tokens,) in self._ask(_UNCOUNTED, through):
+            window, further, *_ = (*tokens.split("\n", 2), "")
+            documents += 1
+            words += len(window.split())
+            own_words += len(window.rpartition("\t")[2].split())
+            for stem in {*window.split(), *further.split()} & held.keys():
+                held[stem] += 1
+        return StemCounts(documents, words, own_words, held)
+
+    def holding(
+        self, stems: Sequence[str], limit: int, *, all_of: bool, among: Rows | None
+    ) -> list[TextRow]:
+        """Return rows that hold one of some stems, or all of them."""
+        found = f"text_hash <> 0 AND stems(tokens) {'@>' if all_of else '&&'} CAST(%s AS TEXT[])"
+        if among is None:
+            return self._texts(f"{found} LIMIT %s", list(stems), limit)
+        return self._texts(f"{found} AND row = ANY(%s) LIMIT %s", list(stems), _list(among), limit)
+
+    def texts(self, rows: Rows) -> list[TextRow]:
+        """Return the words of rows."""
+        return self._texts("row = ANY(%s)", _list(rows)) if len(rows) else []
+
+    def under(self, rows: Rows) -> list[TextRow]:
+        """Return the words of what stands under some rows."""
+        return self._texts("parent_row = ANY(%s)", _list(rows)) if len(rows) else []
+
+    def saying(self, text_hash: int, limit: int) -> list[TextRow]:
+        """Return the newest rows that say a text, and those whose purpose says it."""
+        said = (f"{each} = %s ORDER BY row DESC LIMIT %s" for each in ("text_hash", "purpose_hash"))
+        return [text for each in said for text in self._texts(each, int(text_hash), limit)]
+
+    def answering(self, hashes: Rows) -> list[TextRow]:
+        """Return rows with one of some purposes."""
+        return self._texts("purpose_hash = ANY(%s)", _list(hashes)) if len(hashes) else []
+
+    def talks(self, sessions: Iterable[int], limit: int) -> list[TextRow]:
+        """Return turns of some talks."""
+        asked = "talk(tokens) IS NOT NULL AND talk(tokens) = ANY(%s) LIMIT %s"
+        return self._texts(asked, [str(each) for each in sessions], limit)
+
+    def vectors(self, rows: Rows) -> list[VectorRow]:
+        """Return the embeddings of rows."""
+        return self._vectors("row = ANY(%s)", _list(rows)) if len(rows) else []
+
+    def newest_vectors(self) -> list[VectorRow]:
+        """Return the embeddings that `nearest` does not know of yet."""
+        return self._vectors("seq > %s", self._state[1])
+
+    def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
+        """Return the rows whose vectors point most alike, the nearest first, roughly."""
+        asked = f"[{','.join(map(str, vector.tolist()))}]"
+        if among is None:
+            found = self._ask(_NEAREST, asked, count)
+        else:
+            found = self._ask(_NEAREST_AMONG, _list(among), asked, count)
+        return np.array([row for (row,) in found], np.int64)
+
+    def _texts(self, condition: str, *values: object) -> list[TextRow]:
+        return [stored_text(*row) for row in self._ask(_TEXTS + condition, *values)]
+
+    def _vectors(self, condition: str, *values: object) -> list[VectorRow]:
+        return [stored_vector(*row) for row in self._ask(_VECTORS + condition, *values)]
+
+    def _ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        statement = sql.format(**self._named).encode()
+        return self._raw.execute(statement, values or None, binary=True).fetchall()
+
+
+def _list(rows: Rows) -> list[int]:
+    return rows.tolist()
