@@ -145,10 +145,17 @@ def search(
 
 
 def best_rows(
-    index: ReadIndex, query: SearchQuery, k: int, *, scope: Scope, mode: Mode, aim: Aim | None
+    index: ReadIndex,
+    query: SearchQuery,
+    k: int,
+    *,
+    scope: Scope,
+    mode: Mode,
+    aim: Aim | None,
+    pool: int | None = None,
 ) -> list[RankedRow]:
-    """Return the k best rows of one query, best first."""
-    return _Answer(index, query, scope, mode, aim).best(k)
+    """Return the k best rows of one query, best first; with a `pool`, of no more candidates."""
+    return _Answer(index, query, scope, mode, aim).best(k, pool)
 
 
 def merged(
@@ -190,14 +197,14 @@ class _Answer:
         asked = AskedText(query.text, query.vector, **halves)
         self.values = ScoreParts(index, scope, asked, state)
 
-    def best(self, k: int) -> list[RankedRow]:
+    def best(self, k: int, only: int | None = None) -> list[RankedRow]:
         """Return the best rows; look wider as long as equal texts crowd out the rest."""
-        pool = max(POOL, k)
+        pool = only or max(POOL, k)
         while True:
             rows, full = self.values.candidates(pool, self.of_steps)
             scored = self._scored(rows)
             chosen = self._collapsed(scored)
-            if len(chosen) >= k or not full:
+            if len(chosen) >= k or not full or only:
                 return self._ranked(scored, np.array(chosen[:k], np.intp))
             pool *= 4
 

@@ -302,9 +302,12 @@ class Searcher:
         with self._indexed():
             if (there := self._in_database()) is not None:
                 there.follow()
+            elif not self._index.worth_following():
                 return
-            if not self._index.worth_following():
-                return
+        if there is not None:
+            there.there.make_graph(there.dimension)  # may take minutes: others search meanwhile
+            return
+        with self._indexed():
             self._index.trusted(self._follow)
             worth_saving = self._index.worth_saving()
             filters_too = self._index.filters_worth_saving()

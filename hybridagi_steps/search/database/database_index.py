@@ -120,7 +120,7 @@ class DatabaseIndex:
                 asked = _Candidates(self, view, query, mode, passing, rows, where, held)
                 index, full = asked.read(pool, aim)
                 scope = Scope(index.shards(own_only=where.scope is None), None)
-                found = best_rows(index, query, k, scope=scope, mode=mode, aim=aim)
+                found = best_rows(index, query, k, scope=scope, mode=mode, aim=aim, pool=pool)
                 if len(found) >= k or not full:
                     return found
                 pool *= 4

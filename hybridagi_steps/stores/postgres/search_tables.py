@@ -13,6 +13,7 @@ Reference: https://github.com/pgvector/pgvector#hnsw
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from struct import pack
@@ -37,6 +38,7 @@ UNCOUNTED = 256
 """Rows that may wait to be counted, and to stand among the near ones: a search looks at each."""
 
 _PAGE = 2_000
+_PAUSE_SECONDS = 0.1
 _EXTENSION = b"""SELECT n.nspname FROM pg_catalog.pg_extension e
     JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"""
 _AVAILABLE = b"SELECT 1 FROM pg_catalog.pg_available_extensions WHERE name = 'vector'"
@@ -184,7 +186,9 @@ class SearchTables(PostgresTables, DerivedTables):
         if all(made.get(name) for name in named):
             return False
         lock = f"({LOCK_CLASS}, {-self._namespace})"
-        raw.execute(f"SELECT pg_advisory_lock{lock}".encode())
+        # Who waits inside a statement is a transaction, whose end the maker would wait for.
+        while raw.execute(f"SELECT pg_try_advisory_lock{lock}".encode()).fetchone() != (True,):
+            time.sleep(_PAUSE_SECONDS)
         try:
             raw.execute(b"SET maintenance_work_mem = '512MB'")
             made = dict(raw.execute(_MADE, (list(named),)).fetchall())
