@@ -158,9 +158,7 @@ def best_rows(
     return _Answer(index, query, scope, mode, aim).best(k, pool)
 
 
-def merged(
-    answers: list[list[RankedRow]], k: int, min_score: float | None
-) -> list[RankedRow]:
+def merged(answers: list[list[RankedRow]], k: int, min_score: float | None) -> list[RankedRow]:
     """Return the k best rows of several answers, as `search` says."""
     if min_score is not None:
         answers = [[hit for hit in hits if hit.score >= min_score] for hits in answers]

@@ -456,9 +456,7 @@ class Searcher:
         vectors, usable = checked_vectors(found, len(texts), embedder.dimension)
         return [v if good else None for v, good in zip(vectors, usable, strict=True)]
 
-    def _row_of(
-        self, item: str | AgentStep, with_text: Callable[[int], Rows]
-    ) -> int | None:
+    def _row_of(self, item: str | AgentStep, with_text: Callable[[int], Rows]) -> int | None:
         """Return the row of the stored step that a query is: itself, or its prompt text."""
         if isinstance(item, AgentStep):
             text = self._says(item)

@@ -1,6 +1,6 @@
 """Searches with and without a memory budget, in processes of their own; prints what each takes.
 
-`python -m tests.benchmarks.search_in_database [--steps 100000] [--folder DATA] [--embedder hashing]`
+`python -m tests.benchmarks.search_in_database [--steps 100000] [--folder DATA]`
 
 The memory stands in a PostgreSQL server in the folder, and is made there if need be. "held" holds
 the index in the process, as without a budget; "there" searches where the data is. How alike they
@@ -103,7 +103,9 @@ def main() -> None:
         command = [sys.executable, "-m", "tests.benchmarks.search_in_database"]
         command += ["--address", address, "--embedder", options.embedder, "--once"]
         measured = {
-            kind: json.loads(subprocess.run([*command, kind], check=True, capture_output=True).stdout)
+            kind: json.loads(
+                subprocess.run([*command, kind], check=True, capture_output=True).stdout
+            )
             for kind in BUDGETS
         }
         show(measured)

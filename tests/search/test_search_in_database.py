@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from hybridagi_steps.search.database import database_index
 from hybridagi_steps.stores.postgres import search_tables
 
 WORD = "orchidaceous"
-SMALL = {"embedder": "hashing", "memory_budget": "1KB"}
+SMALL: dict[str, Any] = {"embedder": "hashing", "memory_budget": "1KB"}
 """How a memory is opened whose index does not fit."""
 Open = Callable[..., hs.StepMemory]
 
@@ -92,7 +91,9 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_the_same_is_found(pair: tuple[hs.StepMemory, hs.StepMemory], asked: dict[str, Any]) -> None:
+def test_the_same_is_found(
+    pair: tuple[hs.StepMemory, hs.StepMemory], asked: dict[str, Any]
+) -> None:
     held, there = pair
     for query in QUERIES:
         assert answers(there.search(query, **asked)) == answers(held.search(query, **asked))
@@ -286,7 +287,7 @@ def test_what_is_no_size_is_refused_before_anything_is_made(tmp_path: Path, budg
         hs.StepMemory("postgresql://nobody@127.0.0.1:1/x", memory_budget=budget)
     with pytest.raises(InvalidSettingError, match="memory_budget"):
         hs.StepMemory(tmp_path / "s.db", memory_budget=budget)
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("address", [":memory:", "s.db"])
@@ -296,4 +297,4 @@ def test_a_file_has_no_budget(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidSettingError, match="PostgreSQL"):
         hs.StepMemory(address, memory_budget="256MB")
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

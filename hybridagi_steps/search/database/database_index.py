@@ -44,6 +44,7 @@ from hybridagi_steps.search.ranking import (
 from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
+from hybridagi_steps.search.vector_rows import unit_rows
 
 READ = 1_200
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
@@ -97,10 +98,10 @@ class DatabaseIndex:
     def with_text(self, said: int, held: Held) -> Rows:
         """Return the rows whose own text, or else whose purpose, has a hash, newest first."""
         with self.there.search_view(self.dimension) as view:
-            texts = [*view.saying(said, POOL), *held.texts.values()]
-        same = {text.row for text in texts if text.text_hash == said}
-        same = same or {text.row for text in texts if text.purpose_hash == said}
-        return np.array(sorted(same, reverse=True), np.int64)
+            texts, purposes = view.saying(said)
+        unsaved = [text.row for text in held.texts.values() if text.text_hash == said]
+        texts = np.concatenate((texts, np.array(unsaved, np.int64)))
+        return distinct(texts if len(texts) else purposes)[::-1]
 
     def best(
         self,
@@ -246,8 +247,8 @@ class _Candidates:
         passing = self.passing(rows)
         if not passing.any():
             return rows[:0]
-        vectors = np.stack([each for _, each in usable])[passing].astype(np.float32)
-        near = vectors @ vector / np.linalg.norm(vectors, axis=1)
+        vectors = np.stack([each for _, each in usable])[passing]
+        near = unit_rows(vectors, len(vector), where="vector") @ vector
         return rows[passing][np.argsort(-near, kind="stable")[: self.pool]]
 
     @property
@@ -255,11 +256,13 @@ class _Candidates:
         return None if self.rows is None or len(self.rows) > NARROW else self.rows
 
     def _same(self) -> Rows:
-        """Return the rows that say what the query says."""
-        said = self.view.saying(text_hash(self.query.whole or self.query.text), 4 * POOL)
-        itself = self.query.itself
-        more = [] if itself is None else self.view.texts(np.array([itself]))
-        return self.index.add([*said, *more])
+        """Return the rows that say what the query says: their texts, or else their purposes."""
+        said = self.view.saying(text_hash(self.query.whole or self.query.text))
+        texts, purposes = (distinct(rows[self.passing(rows)])[-POOL:] for rows in said)
+        itself = [] if self.query.itself is None else [self.query.itself]
+        rows = self._join(texts, purposes, np.array(itself, np.int64))
+        self.index.add(self._missing(rows))
+        return rows[self.index.holds(rows)]
 
     # -- what is around them ----------------------------------------------------------------------
 

@@ -36,8 +36,8 @@ class SearchView(Protocol):
         """Return the words of all children of some rows."""
         ...
 
-    def saying(self, text_hash: int, limit: int) -> list[TextRow]:
-        """Return the newest `limit` rows that say a text, and those whose purpose says it."""
+    def saying(self, text_hash: int) -> tuple[Rows, Rows]:
+        """Return all rows that say a text, and all whose purpose says it."""
         ...
 
     def answering(self, hashes: Rows) -> list[TextRow]:

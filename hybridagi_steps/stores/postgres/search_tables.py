@@ -17,16 +17,14 @@ import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from struct import pack
-from typing import Any
 
-import numpy as np
 import psycopg
 
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.records.store_values import FloatVector, VectorRow
 from hybridagi_steps.stores.postgres.database import Raw, SpellingConnection
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS
-from hybridagi_steps.stores.postgres.search_view import DatabaseView
+from hybridagi_steps.stores.postgres.search_view import DatabaseView, of_length_one
 from hybridagi_steps.stores.postgres.steps import PostgresTables
 from hybridagi_steps.stores.sql.derived import DerivedTables, stored_vector
 
@@ -112,14 +110,16 @@ class SearchTables(PostgresTables, DerivedTables):
     def prepare_search(self, dimension: int) -> str | None:
         """Make what a search in the database needs; return why that cannot be, None when it can."""
         if dimension > WIDEST:
-            return f"vectors of {dimension:,} dimensions are wider than pgvector indexes ({WIDEST:,})"
+            return (
+                f"vectors of {dimension:,} dimensions are wider than pgvector indexes ({WIDEST:,})"
+            )
         try:
             with self._outside() as raw:
                 if (schema := self._extension(raw)) is None:
                     return "its server has no extension pgvector, or nobody created it there"
                 self._vector_schema = schema
                 if self._db.writable:
-                    self._make_indexes(raw, {name: sql for name, sql in _INDEXES.items()})
+                    self._make_indexes(raw, _INDEXES)
             if self._db.writable:
                 self._fill()
             elif self._db.known(_STATE, (self._namespace,)) is None:
@@ -248,6 +248,5 @@ def _copy_near(raw: Raw, namespace: int, vectors: Iterable[VectorRow]) -> None:
 
 def half_bytes(vector: FloatVector) -> bytes:
     """Return a vector of length one as pgvector sends half floats: how many, then each."""
-    exact: Any = vector.astype(np.float64)
-    unit = exact / np.sqrt(exact.dot(exact))
+    unit = of_length_one(vector)
     return pack(">HH", len(unit), 0) + unit.astype(">f2").tobytes()

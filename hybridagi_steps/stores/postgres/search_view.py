@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import (
     FloatVector,
@@ -36,6 +37,7 @@ _STATE = """SELECT texts_through, vectors_through, documents, words, own_words F
 _COUNTS = """SELECT stem, documents FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)"""
 _UNCOUNTED = """SELECT tokens FROM step_text
     WHERE namespace = {n} AND seq > %s AND NOT scoped AND text_hash <> 0"""
+_SAYING = "SELECT row FROM step_text WHERE namespace = {{n}} AND {}_hash = %s"
 _NEAREST = """SELECT row FROM near WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}
     ORDER BY CAST(vector AS {schema}.halfvec({d})) OPERATOR({schema}.<=>)
         CAST(%s AS {schema}.halfvec({d})) LIMIT %s"""
@@ -88,10 +90,11 @@ class DatabaseView:
         """Return the words of what stands under some rows."""
         return self._texts("parent_row = ANY(%s)", _list(rows)) if len(rows) else []
 
-    def saying(self, text_hash: int, limit: int) -> list[TextRow]:
-        """Return the newest rows that say a text, and those whose purpose says it."""
-        said = (f"{each} = %s ORDER BY row DESC LIMIT %s" for each in ("text_hash", "purpose_hash"))
-        return [text for each in said for text in self._texts(each, int(text_hash), limit)]
+    def saying(self, text_hash: int) -> tuple[Rows, Rows]:
+        """Return all rows that say a text, and all whose purpose says it."""
+        found = (self._ask(_SAYING.format(key), int(text_hash)) for key in ("text", "purpose"))
+        texts, purposes = (np.array([row for (row,) in rows], np.int64) for rows in found)
+        return texts, purposes
 
     def answering(self, hashes: Rows) -> list[TextRow]:
         """Return rows with one of some purposes."""
@@ -112,7 +115,7 @@ class DatabaseView:
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
         """Return the rows whose vectors point most alike, the nearest first, roughly."""
-        asked = f"[{','.join(map(str, vector.tolist()))}]"
+        asked = f"[{','.join(map(str, of_length_one(vector).tolist()))}]"
         if among is None:
             found = self._ask(_NEAREST, asked, count)
         else:
@@ -128,6 +131,12 @@ class DatabaseView:
     def _ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         statement = sql.format(**self._named).encode()
         return self._raw.execute(statement, values or None, binary=True).fetchall()
+
+
+def of_length_one(vector: FloatVector) -> npt.NDArray[np.float64]:
+    """Return a vector of length one that points the same way: half floats end at 65,504."""
+    exact = vector.astype(np.float64)
+    return exact / np.sqrt(exact.dot(exact))
 
 
 def _list(rows: Rows) -> list[int]:
