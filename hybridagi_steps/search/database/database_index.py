@@ -15,6 +15,7 @@ from functools import partial
 from math import ceil
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridagi_steps.errors import StorageBusyError
 from hybridagi_steps.protocols import IndexedStore
@@ -30,11 +31,14 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
     distinct,
 )
+from hybridagi_steps.search.bm25 import inverse_frequency
 from hybridagi_steps.search.database.partial_index import PartialIndex, Passing
 from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
+from hybridagi_steps.search.forward_index import bm25
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
+from hybridagi_steps.search.posting_blocks import FURTHER
 from hybridagi_steps.search.ranking import (
     POOL,
     RankedRow,
@@ -46,11 +50,13 @@ from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Sc
 from hybridagi_steps.search.step_columns import NO_ROW
 from hybridagi_steps.search.vector_rows import unit_rows
 
-READ = 1_200
+READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
-HOLDING_ALL = 300
-"""Rows that hold all of the more common words and are read, too."""
-NARROW = 20_000
+FARTHEST = 6_000
+"""Rows that are read to find those among them that a filter lets pass."""
+ENOUGH = 300
+"""Rows with rare words, of fewer those that hold all of the more common words are read, too."""
+NARROW = 4_000
 """Rows of a filter up to which the database looks among them alone."""
 DEEPEST = 20_000
 """Nearest rows that are looked through for those a wide filter lets pass."""
@@ -191,36 +197,38 @@ class _Candidates:
     # -- candidates -------------------------------------------------------------------------------
 
     def _alike(self, text: AskedText, counts: StemCounts) -> Rows:
-        """Return the best rows of each half, more than `pool` of each where all were read."""
+        """Return the best rows of each half, somewhat more than `pool` of each."""
         found = [np.empty(0, np.int64)]
         if text.terms:
-            self._read_holding(text.terms, counts)
-            for shard in self.index.shards(own_only=self.where.scope is None):
-                known = self.index.own if counts.documents else shard
-                match = shard.lexical.match(text.terms, known.lexical.statistics(text.terms))
-                found.append(match.top(self.pool)[0])
+            rows, tokens = self._holding(text.terms, counts)
+            scores = window_scores(tokens, counts, text.terms)
+            best = rows[np.argsort(-scores, kind="stable")[: 2 * self.pool]]
+            self.index.add(self._missing(best))
+            found.append(best)
         if text.vector is not None:
             found.append(self._nearest(text.vector))
         return distinct(np.concatenate(found))
 
-    def _read_holding(self, terms: Sequence[str], counts: StemCounts) -> None:
-        """Read the rows that hold one of the rarest terms, and those with all common ones."""
-        narrow = self._narrow
-        share = 1.0 if narrow is None else len(narrow) / max(counts.documents, len(narrow), 1)
-        room = READ * self.pool / POOL
-        ordered = sorted((t for t in terms), key=lambda term: counts.holding[term])
-        rare, expected = list[str](), 0.0
-        for term in ordered:
-            expected += counts.holding[term] * share
-            if rare and expected > room:
-                break
-            rare.append(term)
-        limit = int(2 * room)
-        self.index.add(self.view.holding(rare, limit, all_of=False, among=narrow))
-        common = ordered[len(rare) :] or (ordered if expected > limit else [])
-        if common:
-            more = self.view.holding(common, HOLDING_ALL, all_of=True, among=narrow)
-            self.index.add(more)
+    def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, list[str]]:
+        """Return rows that pass and hold one of the rarest terms, or all common ones."""
+        if self._narrow is not None:
+            found = self.view.holding_among(terms, self._narrow)
+        else:
+            share = 1.0 if self.rows is None else len(self.rows) / max(counts.documents, 1)
+            room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
+            ordered = sorted(terms, key=lambda term: counts.holding[term])
+            expected = np.cumsum([counts.holding[term] for term in ordered])
+            rare = ordered[: max(int(np.searchsorted(expected, room, "right")), 1)]
+            found = self.view.holding(rare, int(2 * room), all_of=False)
+            common = ordered[len(rare) :] or (ordered if expected[0] > 2 * room else [])
+            if common and (len(found) < ENOUGH or len(rare) == 1):
+                found += self.view.holding(common, int(room), all_of=True)
+        words = dict(found)
+        rows = np.array([*words], np.int64)
+        passing = self.passing(rows)
+        return rows[passing], [
+            text for text, good in zip(words.values(), passing, strict=True) if good
+        ]
 
     def _nearest(self, vector: FloatVector) -> Rows:
         """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""
@@ -318,6 +326,25 @@ def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
             held = {*window.split(), *further.split()}
             holding = {stem: n + (stem in held) for stem, n in holding.items()}
     return StemCounts(documents, words, own_words, holding)
+
+
+def window_scores(
+    texts: Sequence[str], counts: StemCounts, terms: Sequence[str]
+) -> npt.NDArray[np.float64]:
+    """Return the BM25 score of words as they are stored, without making an index of them."""
+    documents = max(counts.documents, 1)
+    holding = np.array([counts.holding[term] for term in terms])
+    weights = inverse_frequency(documents, np.minimum(holding, documents))
+    lines = [text.split("\n", 2) for text in texts]
+    # Two blanks between words: else the second of two equal ones is not seen.
+    windows = [f" {line[0]} ".replace("\t", " ").replace(" ", "  ") for line in lines]
+    rests = [f" {line[1]} " if len(line) > 1 else "" for line in lines]
+    asked = [f" {term} " for term in terms]
+    held = np.array([[text.count(term) for term in asked] for text in windows], np.float64)
+    further = np.array([[term in rest for term in asked] for rest in rests], np.float64)
+    lengths = np.array([text.count("  ") - 1 for text in windows])
+    of_windows = bm25(held.reshape(-1, len(terms)), lengths, weights, counts.words / documents)
+    return of_windows + FURTHER * (further.reshape(-1, len(terms)) @ weights)
 
 
 def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:

@@ -22,10 +22,12 @@ class SearchView(Protocol):
         """Return how many documents there are, and how many hold each stem."""
         ...
 
-    def holding(
-        self, stems: Sequence[str], limit: int, *, all_of: bool, among: Rows | None
-    ) -> list[TextRow]:
-        """Return up to `limit` rows that hold one of some stems, or all of them."""
+    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> list[tuple[int, str]]:
+        """Return up to `limit` rows that hold one of some stems, or all, beside their words."""
+        ...
+
+    def holding_among(self, stems: Sequence[str], among: Rows) -> list[tuple[int, str]]:
+        """Return those of few rows that hold one of some stems, beside their words."""
         ...
 
     def texts(self, rows: Rows) -> list[TextRow]:
@@ -37,7 +39,7 @@ class SearchView(Protocol):
         ...
 
     def saying(self, text_hash: int) -> tuple[Rows, Rows]:
-        """Return all rows that say a text, and all whose purpose says it."""
+        """Return all rows that say a text, and all others whose purpose says it."""
         ...
 
     def answering(self, hashes: Rows) -> list[TextRow]:

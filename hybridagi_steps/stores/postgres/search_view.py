@@ -23,8 +23,8 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.stores.postgres.database import SpellingConnection
 from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
 
-_SEARCH_WIDTH = 200
-"""Nodes of the graph that are kept in view (`hnsw.ef_search`): four times the usual pool."""
+_SEARCH_WIDTH = 100
+"""Nodes of the graph that are kept in view (`hnsw.ef_search`): twice the usual pool."""
 _SETTINGS = """SELECT set_config('hnsw.ef_search', '{width}', true),
     set_config('hnsw.iterative_scan', 'relaxed_order', true),
     set_config('jit', 'off', true)"""
@@ -32,12 +32,22 @@ _TEXTS = """SELECT checksum, row, parent_row, tokens, text_hash, purpose_hash, s
     FROM step_text WHERE namespace = {n} AND """
 _VECTORS = """SELECT row, text_hash, given, vector, checksum, scoped FROM embedding
     WHERE namespace = {n} AND """
-_STATE = """SELECT texts_through, vectors_through, documents, words, own_words FROM search_state
-    WHERE namespace = {n}"""
+_STATE = """SELECT texts_through, vectors_through, documents, words, own_words,
+        EXISTS (SELECT FROM step_text WHERE namespace = {n} AND seq > texts_through),
+        EXISTS (SELECT FROM embedding WHERE namespace = {n} AND seq > vectors_through)
+    FROM search_state WHERE namespace = {n}"""
 _COUNTS = """SELECT stem, documents FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)"""
 _UNCOUNTED = """SELECT tokens FROM step_text
     WHERE namespace = {n} AND seq > %s AND NOT scoped AND text_hash <> 0"""
-_SAYING = "SELECT row FROM step_text WHERE namespace = {{n}} AND {}_hash = %s"
+_HOLDING = """SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0
+        AND stems(tokens) && CAST(%s AS TEXT[]) LIMIT %s"""
+_HOLDING_ALL = _HOLDING.replace("&&", "@>")
+# The index of words would name all rows that hold a common word.
+_HOLDING_AMONG = """WITH few AS MATERIALIZED (SELECT row, tokens FROM step_text
+        WHERE row = ANY(%s) AND namespace = {n} AND text_hash <> 0)
+    SELECT row, tokens FROM few WHERE stems(tokens) && CAST(%s AS TEXT[])"""
+_SAYING = """SELECT row, text_hash = %s FROM step_text
+    WHERE namespace = {n} AND (text_hash = %s OR purpose_hash = %s)"""
 _NEAREST = """SELECT row FROM near WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}
     ORDER BY CAST(vector AS {schema}.halfvec({d})) OPERATOR({schema}.<=>)
         CAST(%s AS {schema}.halfvec({d})) LIMIT %s"""
@@ -58,13 +68,13 @@ class DatabaseView:
         self._named = {"n": namespace, "d": dimension, "schema": schema}
         self._raw.execute(_SETTINGS.format(width=_SEARCH_WIDTH).encode())
         state = self._ask(_STATE)
-        self._state: tuple[int, ...] = state[0] if state else (0, 0, 0, 0, 0)
+        self._state: tuple[int, ...] = state[0] if state else (0, 0, 0, 0, 0, 1, 1)
 
     def counts(self, stems: Sequence[str]) -> StemCounts:
         """Return how many documents there are and hold each stem, those not counted yet, too."""
-        through, _, documents, words, own_words = self._state
+        through, _, documents, words, own_words, more, _ = self._state
         held = dict.fromkeys(stems, 0) | dict(self._ask(_COUNTS, list(stems)))
-        for (tokens,) in self._ask(_UNCOUNTED, through):
+        for (tokens,) in self._ask(_UNCOUNTED, through) if more else ():
             window, further, *_ = (*tokens.split("\n", 2), "")
             documents += 1
             words += len(window.split())
@@ -73,14 +83,13 @@ class DatabaseView:
                 held[stem] += 1
         return StemCounts(documents, words, own_words, held)
 
-    def holding(
-        self, stems: Sequence[str], limit: int, *, all_of: bool, among: Rows | None
-    ) -> list[TextRow]:
-        """Return rows that hold one of some stems, or all of them."""
-        found = f"text_hash <> 0 AND stems(tokens) {'@>' if all_of else '&&'} CAST(%s AS TEXT[])"
-        if among is None:
-            return self._texts(f"{found} LIMIT %s", list(stems), limit)
-        return self._texts(f"{found} AND row = ANY(%s) LIMIT %s", list(stems), _list(among), limit)
+    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> list[tuple[int, str]]:
+        """Return up to `limit` rows that hold one of some stems, or all, beside their words."""
+        return self._ask(_HOLDING_ALL if all_of else _HOLDING, list(stems), limit)
+
+    def holding_among(self, stems: Sequence[str], among: Rows) -> list[tuple[int, str]]:
+        """Return those of few rows that hold one of some stems, beside their words."""
+        return self._ask(_HOLDING_AMONG, _list(among), list(stems))
 
     def texts(self, rows: Rows) -> list[TextRow]:
         """Return the words of rows."""
@@ -91,10 +100,10 @@ class DatabaseView:
         return self._texts("parent_row = ANY(%s)", _list(rows)) if len(rows) else []
 
     def saying(self, text_hash: int) -> tuple[Rows, Rows]:
-        """Return all rows that say a text, and all whose purpose says it."""
-        found = (self._ask(_SAYING.format(key), int(text_hash)) for key in ("text", "purpose"))
-        texts, purposes = (np.array([row for (row,) in rows], np.int64) for rows in found)
-        return texts, purposes
+        """Return all rows that say a text, and all others whose purpose says it."""
+        found = np.array(self._ask(_SAYING, *[int(text_hash)] * 3), np.int64).reshape(-1, 2)
+        says = found[:, 1] == 1
+        return found[says, 0], found[~says, 0]
 
     def answering(self, hashes: Rows) -> list[TextRow]:
         """Return rows with one of some purposes."""
@@ -111,7 +120,7 @@ class DatabaseView:
 
     def newest_vectors(self) -> list[VectorRow]:
         """Return the embeddings that `nearest` does not know of yet."""
-        return self._vectors("seq > %s", self._state[1])
+        return self._vectors("seq > %s", self._state[1]) if self._state[-1] else []
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
         """Return the rows whose vectors point most alike, the nearest first, roughly."""
