@@ -48,20 +48,22 @@ def build(address: str, steps: int, embedder: str) -> None:
 
 def once(address: str, kind: str, embedder: str) -> dict[str, Any]:
     """Return what the first search of this process takes, later ones, and what is resident."""
-    found: dict[str, Any] = {"ids": {}, "ms": {}}
-    begun = time.perf_counter()
+    found: dict[str, Any] = {"ids": {}, "ms": {}, "cpu": {}}
+    found["before"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    begun = time.perf_counter(), time.process_time()
     with StepMemory(address, embedder=embedder, memory_budget=BUDGETS[kind]) as memory:
         memory.search("warm up the refund", k=10)
-        found["first"] = time.perf_counter() - begun
+        found["first"] = [time.perf_counter() - begun[0], time.process_time() - begun[1]]
         for name, where in FILTERS.items():
             memory.search("warm up the filter", k=10, where=where or None)
-            taken, ids = list[float](), list[list[str]]()
+            taken, ids, cpu = list[float](), list[list[str]](), time.process_time()
             for query in made_queries(ROUNDS):
                 before = time.perf_counter()
                 hits = memory.search(query, k=10, where=where or None)
                 taken.append((time.perf_counter() - before) * 1e3)
                 ids.append([str(hit.step.id) for hit in hits])
             found["ids"][name], found["ms"][name] = ids, taken
+            found["cpu"][name] = (time.process_time() - cpu) * 1e3 / ROUNDS
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return found
 
@@ -74,10 +76,13 @@ def alike(held: Sequence[Sequence[str]], there: Sequence[Sequence[str]]) -> floa
 def show(found: dict[str, dict[str, Any]]) -> None:
     """Print a table."""
     for kind, each in found.items():
-        print(f"{kind:6} first search {each['first']:6.2f} s   peak {each['peak']:6.0f} MB")
+        wall, cpu = each["first"]
+        print(f"{kind:6} first search {wall:6.2f} s, processor {cpu:6.2f} s", end="")
+        print(f"   peak {each['peak']:6.0f} MB, before it {each['before']:.0f}")
         for name, taken in each["ms"].items():
             p99 = sorted(taken)[int(0.99 * (len(taken) - 1))]
-            print(f"       {name:12} median {median(taken):7.1f} ms   p99 {p99:7.1f} ms")
+            line = f"       {name:12} median {median(taken):7.1f} ms   p99 {p99:7.1f} ms"
+            print(f"{line}   processor {each['cpu'][name]:5.1f} ms, of the server not counted")
     for name in FILTERS:
         print(f"alike, {name}: {alike(*(each['ids'][name] for each in found.values())):.3f}")
 

@@ -56,7 +56,7 @@ FARTHEST = 6_000
 """Rows that are read to find those among them that a filter lets pass."""
 ENOUGH = 300
 """Rows with rare words, of fewer those that hold all of the more common words are read, too."""
-NARROW = 4_000
+NARROW = 3_000
 """Rows of a filter up to which the database looks among them alone."""
 DEEPEST = 20_000
 """Nearest rows that are looked through for those a wide filter lets pass."""
@@ -178,10 +178,11 @@ class _Candidates:
         self.index, self.pool, self.documents = index, pool, counts.documents
         index.add(held.texts.values())
         rows = self._alike(self.asked, counts)
-        if self.state is not None:
-            rows = self._join(rows, self._under(self._alike(self.state, counts)))
         full = len(rows) >= pool
-        rows = self._join(rows, self._same())
+        rows = self._read(self._join(rows, self._same()))
+        if self.state is not None:
+            alike = self._read(self._alike(self.state, counts))
+            rows, full = self._join(rows, self._under(alike)), full or len(alike) >= pool
         answers = answer_to(index.columns.text_hashes(rows))
         rows = self._join(rows, index.add(self.view.answering(distinct(answers))))
         if self.mode == "hybrid":
@@ -202,9 +203,7 @@ class _Candidates:
         if text.terms:
             rows, tokens = self._holding(text.terms, counts)
             scores = window_scores(tokens, counts, text.terms)
-            best = rows[np.argsort(-scores, kind="stable")[: 2 * self.pool]]
-            self.index.add(self._missing(best))
-            found.append(best)
+            found.append(rows[np.argsort(-scores, kind="stable")[: 2 * self.pool]])
         if text.vector is not None:
             found.append(self._nearest(text.vector))
         return distinct(np.concatenate(found))
@@ -212,7 +211,7 @@ class _Candidates:
     def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, list[str]]:
         """Return rows that pass and hold one of the rarest terms, or all common ones."""
         if self._narrow is not None:
-            found = self.view.holding_among(terms, self._narrow)
+            found = self.view.words(self._narrow)
         else:
             share = 1.0 if self.rows is None else len(self.rows) / max(counts.documents, 1)
             room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
@@ -244,8 +243,7 @@ class _Candidates:
                 if len(kept) >= self.pool or len(found) < count or count >= DEEPEST:
                     break
                 count *= 4
-        near = self._join(kept[: 2 * self.pool], newest)
-        return self._join(near[self.index.holds(near)], self.index.add(self._missing(near)))
+        return self._join(kept[: 2 * self.pool], newest)
 
     def _newest(self, vector: FloatVector) -> Rows:
         """Return the nearest of the rows that `nearest` does not know of yet."""
@@ -268,7 +266,10 @@ class _Candidates:
         said = self.view.saying(text_hash(self.query.whole or self.query.text))
         texts, purposes = (distinct(rows[self.passing(rows)])[-POOL:] for rows in said)
         itself = [] if self.query.itself is None else [self.query.itself]
-        rows = self._join(texts, purposes, np.array(itself, np.int64))
+        return self._join(texts, purposes, np.array(itself, np.int64))
+
+    def _read(self, rows: Rows) -> Rows:
+        """Read rows; return those that may be found."""
         self.index.add(self._missing(rows))
         return rows[self.index.holds(rows)]
 

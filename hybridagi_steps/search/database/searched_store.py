@@ -26,8 +26,8 @@ class SearchView(Protocol):
         """Return up to `limit` rows that hold one of some stems, or all, beside their words."""
         ...
 
-    def holding_among(self, stems: Sequence[str], among: Rows) -> list[tuple[int, str]]:
-        """Return those of few rows that hold one of some stems, beside their words."""
+    def words(self, rows: Rows) -> list[tuple[int, str]]:
+        """Return rows that may be found beside their words."""
         ...
 
     def texts(self, rows: Rows) -> list[TextRow]:

@@ -33,8 +33,8 @@ _TEXTS = """SELECT checksum, row, parent_row, tokens, text_hash, purpose_hash, s
 _VECTORS = """SELECT row, text_hash, given, vector, checksum, scoped FROM embedding
     WHERE namespace = {n} AND """
 _STATE = """SELECT texts_through, vectors_through, documents, words, own_words,
-        EXISTS (SELECT FROM step_text WHERE namespace = {n} AND seq > texts_through),
-        EXISTS (SELECT FROM embedding WHERE namespace = {n} AND seq > vectors_through)
+        (SELECT max(seq) FROM step_text WHERE namespace = {n}) > texts_through,
+        (SELECT max(seq) FROM embedding WHERE namespace = {n}) > vectors_through
     FROM search_state WHERE namespace = {n}"""
 _COUNTS = """SELECT stem, documents FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)"""
 _UNCOUNTED = """SELECT tokens FROM step_text
@@ -42,10 +42,8 @@ _UNCOUNTED = """SELECT tokens FROM step_text
 _HOLDING = """SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0
         AND stems(tokens) && CAST(%s AS TEXT[]) LIMIT %s"""
 _HOLDING_ALL = _HOLDING.replace("&&", "@>")
-# The index of words would name all rows that hold a common word.
-_HOLDING_AMONG = """WITH few AS MATERIALIZED (SELECT row, tokens FROM step_text
-        WHERE row = ANY(%s) AND namespace = {n} AND text_hash <> 0)
-    SELECT row, tokens FROM few WHERE stems(tokens) && CAST(%s AS TEXT[])"""
+_WORDS = """SELECT row, tokens FROM step_text
+    WHERE row = ANY(%s) AND namespace = {n} AND text_hash <> 0"""
 _SAYING = """SELECT row, text_hash = %s FROM step_text
     WHERE namespace = {n} AND (text_hash = %s OR purpose_hash = %s)"""
 _NEAREST = """SELECT row FROM near WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}
@@ -87,9 +85,9 @@ class DatabaseView:
         """Return up to `limit` rows that hold one of some stems, or all, beside their words."""
         return self._ask(_HOLDING_ALL if all_of else _HOLDING, list(stems), limit)
 
-    def holding_among(self, stems: Sequence[str], among: Rows) -> list[tuple[int, str]]:
-        """Return those of few rows that hold one of some stems, beside their words."""
-        return self._ask(_HOLDING_AMONG, _list(among), list(stems))
+    def words(self, rows: Rows) -> list[tuple[int, str]]:
+        """Return rows that may be found beside their words."""
+        return self._ask(_WORDS, _list(rows))
 
     def texts(self, rows: Rows) -> list[TextRow]:
         """Return the words of rows."""
