@@ -15,7 +15,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.stores.address import is_server
 
-BYTES_PER_ROW = 600
+BYTES_PER_ROW = 800
 """Words, links and the keys of a few filters."""
 BYTES_PER_DIMENSION = 5
 """A float, and the code that scans are made with."""
