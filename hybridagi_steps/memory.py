@@ -116,8 +116,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
             StorageError: The file is foreign, damaged, of a newer version, or cannot be opened.
             EmbedderMismatchError: The file was built with another embedder than the one named.
             InvalidStepError: `redact` is no function.
-            InvalidSettingError: `timeout_seconds` is no such number, `memory_budget` no size, or
-                set for a file.
+            InvalidSettingError: `timeout_seconds` or `memory_budget` is none, or is not for files.
         """
         self.redact = checked_redact(redact)
         self.whole_address, self.namespace = address_text(address), namespace

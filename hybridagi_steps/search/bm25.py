@@ -88,10 +88,14 @@ class Statistics(NamedTuple):
         holding = min(self.frequencies.get(term, 0), self.documents)
         return float(inverse_frequency(self.documents, np.array(holding)))
 
-    def shares(self, terms: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return which share of the documents holds each term."""
-        holding = np.array([self.frequencies[term] for term in terms], np.float64)
-        return np.minimum(holding / max(self.documents, 1), 1.0)
+    def group_weights(self, terms: Sequence[str], size: float) -> npt.NDArray[np.float64]:
+        """Return about the weights of terms in groups of so many documents, each one text.
+
+        As if all documents stood in such groups, each term in any of them.
+        """
+        held = np.array([self.frequencies[term] for term in terms]) / max(self.documents, 1)
+        groups = round(self.documents / size)
+        return inverse_frequency(groups, groups * (1 - (1 - np.minimum(held, 1)) ** size))
 
 
 def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

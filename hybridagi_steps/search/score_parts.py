@@ -311,18 +311,13 @@ class ScoreParts:
             )
             counts += of_session
             lengths += length
-        spoken = lengths > 0
-        known = int(spoken.sum())
+        known = int((lengths > 0).sum())
         if self.index.whole or not known:
             weights = inverse_frequency(known, (counts > 0).sum(axis=0))
-        else:  # as many as there would be, were all rows turns, and each term anywhere in them
-            rows_each = len(shown) / known
-            share = self._own_history().statistics(terms).shares(terms)
-            count = round(self._own_history().statistics(()).documents / rows_each)
-            weights = inverse_frequency(count, count * (1 - (1 - share) ** rows_each))
-        scores = bm25(
-            counts, lengths, weights, float(lengths[spoken].mean() if spoken.any() else 1)
-        )
+        else:
+            statistics = self._own_history().statistics(terms)
+            weights = statistics.group_weights(terms, len(shown) / known)
+        scores = bm25(counts, lengths, weights, float(lengths.sum()) / max(known, 1))
         return _to_best(scores[turns.sessions[turns.places(rows)]])
 
     def _speaker(self, rows: Rows) -> Scores:

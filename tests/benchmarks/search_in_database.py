@@ -1,6 +1,7 @@
 """Searches with and without a memory budget, in processes of their own; prints what each takes.
 
-`python -m tests.benchmarks.search_in_database [--steps 100000] [--folder DATA]`
+`python -m tests.benchmarks.search_in_database [--steps 100000] [--folder DATA]`; without steps,
+`--steps 0`, the shipped runs are searched like every fourth of their steps.
 
 The memory stands in a PostgreSQL server in the folder, and is made there if need be. "held" holds
 the index in the process, as without a budget; "there" searches where the data is. How alike they
@@ -24,6 +25,7 @@ from statistics import mean, median
 from typing import Any
 
 from hybridagi_steps import StepMemory
+from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from tests.benchmarks.corpus import made_queries, made_steps
 
 BUDGETS = {"held": None, "there": "1MB"}
@@ -35,6 +37,8 @@ def build(address: str, steps: int, embedder: str) -> None:
     """Store steps and make all that searches of both kinds need."""
     with StepMemory(address, embedder=embedder, durability="normal") as memory:
         have = memory.stats()["steps"]
+        if not (steps or have):
+            memory.add(shipped_steps())
         for first in range(have, steps, 5_000):
             memory.add(list(made_steps(min(5_000, steps - first), first=first)))
         begun = time.perf_counter()
@@ -57,20 +61,27 @@ def once(address: str, kind: str, embedder: str) -> dict[str, Any]:
         for name, where in FILTERS.items():
             memory.search("warm up the filter", k=10, where=where or None)
             taken, ids, cpu = list[float](), list[list[str]](), time.process_time()
-            for query in made_queries(ROUNDS):
+            for query in queries(memory):
                 before = time.perf_counter()
                 hits = memory.search(query, k=10, where=where or None)
                 taken.append((time.perf_counter() - before) * 1e3)
                 ids.append([str(hit.step.id) for hit in hits])
             found["ids"][name], found["ms"][name] = ids, taken
-            found["cpu"][name] = (time.process_time() - cpu) * 1e3 / ROUNDS
+            found["cpu"][name] = (time.process_time() - cpu) * 1e3 / len(taken)
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return found
 
 
+def queries(memory: StepMemory) -> list[str]:
+    """Return what is asked: texts like made-up steps, else what the shipped ones were for."""
+    if memory.stats()["steps"] != len(shipped_steps()):
+        return made_queries(ROUNDS)
+    return [step.purpose for step in shipped_steps()[::4] if step.purpose.strip()]
+
+
 def alike(held: Sequence[Sequence[str]], there: Sequence[Sequence[str]]) -> float:
     """Return which share of what one found the other found, too."""
-    return mean(len({*a} & {*b}) / max(len(a), 1) for a, b in zip(held, there, strict=True))
+    return mean(len({*a} & {*b}) / len(a) for a, b in zip(held, there, strict=True) if a)
 
 
 def show(found: dict[str, dict[str, Any]]) -> None:
@@ -83,7 +94,7 @@ def show(found: dict[str, dict[str, Any]]) -> None:
             p99 = sorted(taken)[int(0.99 * (len(taken) - 1))]
             line = f"       {name:12} median {median(taken):7.1f} ms   p99 {p99:7.1f} ms"
             print(f"{line}   processor {each['cpu'][name]:5.1f} ms, of the server not counted")
-    for name in FILTERS:
+    for name in filter(lambda name: any(found["held"]["ids"][name]), FILTERS):
         print(f"alike, {name}: {alike(*(each['ids'][name] for each in found.values())):.3f}")
 
 
