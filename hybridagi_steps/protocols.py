@@ -109,7 +109,7 @@ class IndexedStore(Protocol):
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         """Return the next rows above `after`, ascending, and each key's text for each of them.
 
-        Rows become visible in the order of their numbers: none appears later below one returned.
+        Rows up to what `frontier` called settled before are all there; above, more may appear.
         """
         ...
 
@@ -156,7 +156,7 @@ class IndexedStore(Protocol):
         """Save words and embeddings in one transaction: one turn among the writers.
 
         Skipped are words of rows that are gone or whose parent is, and embeddings of rows that are
-        gone or have one.
+        gone or have one. Of rows that no `frontier` called settled before none may be given.
 
         Returns:
             How many windows went stale by that: a step they should show came after them.

@@ -159,14 +159,32 @@ class Position(NamedTuple):
     is hidden, and what is well scored, may be others since."""
 
 
+class Unsettled(NamedTuple):
+    """Where writers side by side have not all committed: rows may appear below the newest."""
+
+    row: int
+    """Up to here no row of a step appears any more."""
+    message_row: int
+    """As row, of a message."""
+    beyond: int
+    """How many rows above these there are already."""
+
+
 class Frontier(NamedTuple):
     """How far a store has come: while it is the same, nothing was stored, derived or removed."""
 
     position: Position
     row: int
-    """The newest row of a step; what is stored later has a higher one."""
+    """The newest row of a step."""
     message_row: int = 0
     """The newest row of a message, from `MESSAGE_ROWS` on; 0 of a store that indexes none."""
+    unsettled: Unsettled | None = None
+    """None: what is stored later has higher rows than these."""
+
+    @property
+    def settled(self) -> tuple[int, int]:
+        """The rows of a step and of a message below which none appears any more."""
+        return self[1:3] if self.unsettled is None else self.unsettled[:2]
 
 
 class Changes(NamedTuple):

@@ -1,12 +1,13 @@
 """What filters look at, in memory: which rows pass is answered without asking the database.
 
 A step's keys never change, and a row number is never used again, so what was read once stays true:
-new rows are read on from the highest one seen; removed ones are marked, and dropped when they are
-many, so that what is listed by place outlives them. A key is read when a filter first names it.
-Texts are numbered, one small integer per row; the rows of a value asked for again are kept as a
-posting list. What can change without a new row is asked of the store each time: where branches
-stand, which runs have a score. So is what its indexes answer at once: one run, one session. What
-was read is kept in a file beside the index, for the next process. Not thread-safe by itself.
+new rows are read on from the highest one seen, and again from one that appeared below it; removed
+ones are marked, and dropped when they are many, so that what is listed by place outlives them. A
+key is read when a filter first names it. Texts are numbered, one small integer per row; the rows of
+a value asked for again are kept as a posting list. The store is asked each time for what can change
+without a new row (where branches stand, which runs have a score), and for what its indexes answer
+at once: one run, one session. What was read is kept in a file beside the index, for the next
+process. Not thread-safe by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import (
     ABANDONED,
     REVOKED,
-    UNREVOKED,
     Hidden,
     Rows,
 )
@@ -39,6 +39,7 @@ from hybridagi_steps.search.key_columns import (
     PostingLists,
     Value,
     Values,
+    equalities,
     metadata_key,
     metadata_name,
     microseconds,
@@ -46,7 +47,6 @@ from hybridagi_steps.search.key_columns import (
     one_of,
 )
 from hybridagi_steps.stores.sql.tables import is_storable
-from hybridagi_steps.stores.sql.where import scalar_kind
 
 PAGE = 100_000
 """Rows whose keys are read at once."""
@@ -63,6 +63,8 @@ DEAD_SHARE = 0.1
 class FilterColumns:
     """Answers filters like `store.rows`, for rows up to the newest it was told of."""
 
+    _kind = 0  # which of the rows of `Frontier.settled` is theirs
+
     def __init__(self, store: IndexedStore, restore: Callable[[], object] = bool) -> None:
         """Read from `store`, when first asked; `restore` lets `revive` come before that."""
         self._store, self._restore = store, restore
@@ -75,10 +77,15 @@ class FilterColumns:
         self._answer = np.empty(0, np.int64)
         self.forget()
 
-    def follow(self, newest: int, removed: Rows) -> None:
-        """Take note of the newest row there is and that branches may have moved; drop removed."""
-        self._newest = max(self._newest, newest)
+    def follow(self, rows: Rows, removed: Rows) -> None:
+        """Take note of rows there are and that branches may have moved; drop removed."""
+        self._newest = max(self._newest, int(rows.max(initial=0)))
         self._hidden, self._asked = None, None
+        late = rows[(rows <= self._through) & (self._places(rows) == ABSENT)]
+        if len(late):  # they appeared below others, which are read again
+            self._drop_removed()
+            self._keep(self._rows.values < late.min())
+            self._through = int(late.min()) - 1
         places = self._places(removed)
         places = places[places != ABSENT]
         if not len(places):
@@ -91,9 +98,12 @@ class FilterColumns:
 
     def _drop_removed(self) -> None:
         if self._alive is not None:
-            for column in (self._rows, *self._columns.values()):
-                column.keep(self._alive)
-            self._postings, self._alive = PostingLists(), None
+            self._keep(self._alive)
+
+    def _keep(self, kept: Flags) -> None:
+        for column in (self._rows, *self._columns.values()):
+            column.keep(kept)
+        self._postings, self._alive = PostingLists(), None
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array.
@@ -156,13 +166,13 @@ class FilterColumns:
         return len(self._rows.values) >= least and (fresh or self._columns.keys() > self._saved)
 
     def to_arrays(self) -> dict[str, Values | bytes]:
-        """Return the columns, of no row newer than those it was told of."""
+        """Return the columns, of no row newer than those it was told of, or that is not settled."""
         self._drop_removed()
-        count = int(np.searchsorted(self._rows.values, self._newest, side="right"))
+        newest = min(self._newest, self._settled)
+        count = int(np.searchsorted(self._rows.values, newest, side="right"))
         columns = {name: Column(column.values[:count]) for name, column in self._columns.items()}
-        through = np.array([min(self._through, self._newest)])
         self._saved, self._saved_rows = {*columns}, count
-        rows = self._rows.values[:count]
+        rows, through = self._rows.values[:count], np.array([min(self._through, newest)])
         return {"rows": rows, "through": through, **self._numbers.to_arrays(columns)}
 
     def revive(self, arrays: Mapping[str, Values], removed: Rows) -> None:
@@ -170,7 +180,8 @@ class FilterColumns:
         self._columns = self._numbers.take_over(arrays)
         self._rows, self._through = Column(arrays["rows"]), int(arrays["through"][0])
         self._saved, self._saved_rows = {*self._columns}, len(self._rows.values)
-        self.follow(0, removed)
+        self._settled = self._through
+        self.follow(removed[:0], removed)
 
     def forget_saved(self) -> None:
         """Take note that nothing is saved any more."""
@@ -206,7 +217,7 @@ class FilterColumns:
 
     def _names(self, where: StepFilter) -> list[StepKey]:
         """Return the keys that a filter looks at."""
-        names: dict[StepKey, None] = dict.fromkeys(name for name, _ in _equalities(where))
+        names: dict[StepKey, None] = dict.fromkeys(name for name, _ in equalities(where))
         if where.min_score is not None:
             names |= {"run_id": None, SCORE: None}
         if where.program is not None:
@@ -225,7 +236,7 @@ class FilterColumns:
     def _matching(self, where: StepFilter, rated: Sequence[str]) -> Positions:
         """Return the positions that pass the keys; each condition looks at what the last left."""
         found: Positions | None = None
-        for name, values in _equalities(where):
+        for name, values in equalities(where):
             found = self._narrowed(found, name, values)
         if found is None:
             found = np.arange(len(self._rows.values), dtype=np.int32)
@@ -297,7 +308,7 @@ class FilterColumns:
         self._columns: dict[StepKey, Column] = {}
         self._numbers = Numbers()
         self.forget_saved()
-        self._postings, self._through = PostingLists(), -1
+        self._postings, self._through, self._settled = PostingLists(), -1, 0
 
     def _hold(self, names: Sequence[StepKey]) -> None:
         """Read on from the last row seen, and all of the keys that were never asked for before."""
@@ -317,6 +328,7 @@ class FilterColumns:
             raise
 
     def _read_on(self) -> None:
+        self._settled = max(self._settled, self._store.frontier().settled[self._kind])
         for rows, columns in self._pages(list(self._columns), self._through):
             self._rows.extend(rows)
             if self._alive is not None:
@@ -386,12 +398,3 @@ class FilterColumns:
         if self._alive is not None:
             held &= self._alive[found]
         return np.where(held, found, ABSENT)
-
-
-def _equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[Value]]]:
-    """Yield keys that must have one of some values, those first that leave least as a rule."""
-    yield from where.equalities()
-    for key, value in (where.metadata or {}).items():
-        yield metadata_key(key), [scalar_kind(value)]
-    if where.scope not in (EVERY_SCOPE, UNREVOKED):
-        yield "scope", [where.scope]

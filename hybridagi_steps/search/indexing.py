@@ -81,8 +81,10 @@ class Held:
     vectors_wanted: bool
     texts: dict[int, TextRow] = field(default_factory=dict[int, TextRow])
     vectors: dict[int, VectorRow] = field(default_factory=dict[int, VectorRow])
+    refused: bool = False
+    """Whether the store refused some of it for now."""
     busy: bool = False
-    """Whether it is held because somebody else was writing."""
+    """Whether that was because somebody else was writing."""
     settled: bool = False
     """Whether the store was found as it was when this was made."""
 
@@ -90,6 +92,18 @@ class Held:
     def empty(self) -> bool:
         """Whether all could be saved."""
         return not (self.texts or self.vectors)
+
+    def settled_rows(self) -> tuple[list[TextRow], list[VectorRow]]:
+        """Return what may be saved: no row appears any more that it should have seen."""
+        steps, messages = self.frontier.settled
+
+        def settled(row: int) -> bool:
+            return row <= (steps if row < MESSAGE_ROWS else messages)
+
+        return (
+            [text for row, text in self.texts.items() if settled(row)],
+            [vector for row, vector in self.vectors.items() if settled(row)],
+        )
 
 
 class Told:
@@ -124,9 +138,19 @@ class Deriver:
         self._last_with_vectors: Held | None = None
         self._model_id: str | None = None
 
-    def save_all(self, *, vectors: bool) -> Iterator[int]:
-        """Save what was pending at the call, a batch at a time; yield how many steps each had."""
-        yield from self._batches(self._store.frontier(), None, vectors=vectors)
+    def save_all(
+        self, *, vectors: bool, settle: Callable[[], object] | None = None
+    ) -> Iterator[int]:
+        """Save what was pending at the call, a batch at a time; yield how many steps each had.
+
+        Left out is what others keep unsettled who write just now, unless `settle` waits for them.
+        """
+        frontier = self._store.frontier()
+        if settle is not None and frontier.unsettled is not None:
+            with suppress(ReadOnlyStorageError):
+                settle()
+            frontier = self._store.frontier()
+        yield from self._batches(frontier, None, vectors=vectors)
 
     def catch_up(self, *, vectors: bool) -> Held:
         """Derive what was pending at the call; save it, or return what cannot be saved now.
@@ -149,12 +173,13 @@ class Deriver:
 
     def _save_held(self, held: Held) -> None:
         """Save what is held if nobody else writes just now; nothing new is made."""
-        if held.empty:
+        texts, vectors = held.settled_rows()
+        if not (texts or vectors):
             return
         with self._store.waiting(0), suppress(StorageError):
-            if held.vectors:
+            if vectors:
                 self._embedder()  # the store may not have been told of it yet
-            self._save([*held.texts.values()], [*held.vectors.values()])
+            self._save(texts, vectors)
 
     def _batches(self, frontier: Frontier, held: Held | None, *, vectors: bool) -> Iterator[int]:
         stale = yield from self._walk(frontier, held, vectors=vectors)
@@ -170,7 +195,11 @@ class Deriver:
             How many windows went stale by what was saved: they show another step by now.
         """
         seconds, stale = self._patience.seconds, 0
-        for first, through in ((0, frontier.row), (MESSAGE_ROWS, frontier.message_row)):
+        steps, messages = frontier.settled
+        parts = [(0, steps, True), (MESSAGE_ROWS, messages, True)]
+        if held is not None and frontier.unsettled is not None:
+            parts += [(steps, frontier.row, False), (messages, frontier.message_row, False)]
+        for first, through, may_save in parts:
             text_at, vector_at = first, first if vectors else through
             while text_at < through or vector_at < through:
                 with taken(self._turn, seconds, "the indexing of new steps") as left:
@@ -179,7 +208,7 @@ class Deriver:
                 if held is not None:  # a search; who saves all waits for each batch anew
                     seconds = left
                 if texts or made:
-                    stale += self._saved(texts, made, held)
+                    stale += self._saved(texts, made, held, may_save=may_save)
                     yield len(texts) + len(made)
         if held is not None:  # else the thread may be another when this goes on
             self._patience.seconds = seconds
@@ -221,18 +250,20 @@ class Deriver:
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
         return vectors, pending[-1][0] if len(vectors) == BATCH else through
 
-    def _saved(self, texts: list[TextRow], vectors: list[VectorRow], held: Held | None) -> int:
+    def _saved(
+        self, texts: list[TextRow], vectors: list[VectorRow], held: Held | None, *, may_save: bool
+    ) -> int:
         """Save a batch, or hold it when that cannot be done now; return whose windows went stale.
 
         After the first batch that could not be saved no other is tried.
         """
         try:
-            if held is None or held.empty:
+            if held is None or (may_save and not held.refused):
                 return self._save(texts, vectors)
         except (ReadOnlyStorageError, DiskFullError, StorageBusyError) as error:
             if held is None:
                 raise
-            held.busy = isinstance(error, StorageBusyError)
+            held.refused, held.busy = True, isinstance(error, StorageBusyError)
             log.log(
                 logging.DEBUG if held.busy else logging.WARNING,
                 "the index of new steps is kept in memory only: %s",

@@ -8,7 +8,7 @@ store.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -17,6 +17,9 @@ import numpy.typing as npt
 import orjson
 
 from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.store_values import UNREVOKED
+from hybridagi_steps.stores.sql.where import scalar_kind
 
 ABSENT = -1
 """Stands where a row has no value."""
@@ -198,3 +201,12 @@ def microseconds(moment: str | datetime | None) -> int:
         return np.iinfo(np.int64).min
     made = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     return (made - _EPOCH) // timedelta(microseconds=1)
+
+
+def equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[Value]]]:
+    """Yield keys that must have one of some values, those first that leave least as a rule."""
+    yield from where.equalities()
+    for key, value in (where.metadata or {}).items():
+        yield metadata_key(key), [scalar_kind(value)]
+    if where.scope not in (EVERY_SCOPE, UNREVOKED):
+        yield "scope", [where.scope]

@@ -77,11 +77,11 @@ class RowFilter:
     def follow(self, rows: Sequence[int], removed: Rows) -> None:
         """Take note of new rows and that branches may have moved; drop removed ones."""
         self._hidden = None
-        newest = max((row for row in rows if row < MESSAGE_ROWS), default=0)
-        self._steps.follow(newest, removed[removed < MESSAGE_ROWS])
+        there = np.array(rows, np.int64)
+        self._steps.follow(there[there < MESSAGE_ROWS], removed[removed < MESSAGE_ROWS])
         if self._messages is not None:
-            newest = max((row for row in rows if row >= MESSAGE_ROWS), default=0)
-            self._messages.follow(newest, removed[removed >= MESSAGE_ROWS])
+            messages = there[there >= MESSAGE_ROWS], removed[removed >= MESSAGE_ROWS]
+            self._messages.follow(*messages)
 
     def forget_scores(self) -> None:
         """Take note that steps were scored."""
@@ -186,10 +186,14 @@ class _StepColumns(FilterColumns):
         if self._rescored:
             self.forget_scores()
 
-    def follow(self, newest: int, removed: Rows) -> None:
-        super().follow(newest, removed)
+    def follow(self, rows: Rows, removed: Rows) -> None:
+        super().follow(rows, removed)
         if len(removed):
             self._owners.clear()
+
+    def _keep(self, kept: Flags) -> None:
+        super()._keep(kept)
+        self._owners.clear()
 
     def forget(self) -> None:
         super().forget()
@@ -222,6 +226,8 @@ class _StepColumns(FilterColumns):
 
 class _MessageColumns(FilterColumns):
     """Filters of messages: fewer keys, runs among them, users as the steps of runs say."""
+
+    _kind = 1
 
     def __init__(
         self,

@@ -257,7 +257,7 @@ class Searcher:
     def catch_up(self) -> Iterator[int]:
         """Index and save all that is pending now; yield how many steps each batch had."""
         self._background.stop()  # two would do the same work twice
-        return self._deriver.save_all(vectors=True)
+        return self._deriver.save_all(vectors=True, settle=self._store.sync)
 
     def with_vectors(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return steps with their vectors, whether the store could save them yet or not."""

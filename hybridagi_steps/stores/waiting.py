@@ -38,7 +38,7 @@ class Patience(threading.local):
         return self.at_most(self.seconds)
 
 
-def take(lock: threading.Lock, seconds: float, what: str) -> float:
+def take(lock: threading.Lock | threading.Semaphore, seconds: float, what: str) -> float:
     """Take a lock; return how many of the seconds are left."""
     if lock.acquire(blocking=False):
         return seconds
@@ -52,7 +52,9 @@ def take(lock: threading.Lock, seconds: float, what: str) -> float:
 
 
 @contextmanager
-def taken(lock: threading.Lock, seconds: float, what: str) -> Generator[float]:
+def taken(
+    lock: threading.Lock | threading.Semaphore, seconds: float, what: str
+) -> Generator[float]:
     """Hold a lock inside a `with` statement; raises as `take`."""
     left = take(lock, seconds, what)
     try:

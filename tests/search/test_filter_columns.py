@@ -398,7 +398,7 @@ def test_what_is_kept_of_values_outlives_a_delete(monkeypatch: pytest.MonkeyPatc
     store = SqliteStepStore(":memory:")
     store.append([made(n, user_id=f"u{n % 10}") for n in range(1_000)])
     columns = filter_columns.FilterColumns(store)
-    columns.follow(int(store.rows(StepFilter())[-1]), np.empty(0, np.int64))
+    columns.follow(store.rows(StepFilter())[-1:], np.empty(0, np.int64))
     asked = StepFilter(user_id="u3")
     rows = columns.rows(asked)
     scanned: list[int] = []
@@ -410,11 +410,11 @@ def test_what_is_kept_of_values_outlives_a_delete(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(filter_columns.np, "flatnonzero", counted)
     for row in rows[:50].tolist():
-        columns.follow(0, np.array([row]))
+        columns.follow(rows[:0], np.array([row]))
         assert row not in columns.rows(asked)
     assert scanned == []
-    columns.follow(0, rows[50:60])
-    columns.follow(0, columns.rows(StepFilter(user_id="u4")))
+    columns.follow(rows[:0], rows[50:60])
+    columns.follow(rows[:0], columns.rows(StepFilter(user_id="u4")))
     assert columns.rows(asked).tolist() == rows[60:].tolist()
     assert scanned
     assert len(columns.rows(StepFilter(user_id="u4"))) == 0

@@ -154,7 +154,7 @@ def test_only_so_many_metadata_keys_get_a_column() -> None:
     step = made(1)
     store.append([step.model_copy(update={"metadata": {f"k{n}": n for n in range(40)}})])
     columns = FilterColumns(store)
-    columns.follow(99, np.empty(0, np.int64))
+    columns.follow(np.array([99]), np.empty(0, np.int64))
     asked: list[Rows] = []
     for key in [*range(40), "\ud800"]:
         where = StepFilter(metadata={f"k{key}": key if isinstance(key, int) else 0})

@@ -1,9 +1,11 @@
-"""The connections to one PostgreSQL database: a pool, one writer at a time, readers beside it.
+"""The connections to one PostgreSQL database: a pool, writers side by side, readers beside them.
 
-* A write holds a thread lock, then an advisory lock of its namespace for as long as its transaction
-  lasts. So numbers drawn in a transaction become visible in their order, and two namespaces never
-  wait for each other. For both locks and a connection together it waits no longer than the thread's
-  patience.
+* A write holds an advisory lock of its namespace for as long as its transaction lasts: shared when
+  it only adds, exclusive when it may change what others add to. Of one session, and of what is
+  derived, one writer changes at a time. Two namespaces never wait for each other. For its turn in
+  this process, a connection and locks a write waits no longer than the thread's patience.
+* Rows appear when their writers commit, in any order; up to where they are all there, positions.py
+  says.
 * A read sees one consistent state (REPEATABLE READ, READ ONLY).
 * A connection that the server ended while it lay idle is replaced without a word; one that ends in
   the middle of a call gives a StorageError, and the next call connects again. Where the address
@@ -23,6 +25,7 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
+from zlib import crc32
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -38,21 +41,25 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
+from hybridagi_steps.stores.postgres.positions import locks_of_a_writer
 from hybridagi_steps.stores.postgres.schema import (
     LOCK_CLASS,
+    NAMES_CLASS,
     SCHEMA,
     latest_version,
     migrate,
     version_of,
 )
 from hybridagi_steps.stores.postgres.spelling import spelled, teach
-from hybridagi_steps.stores.sql.tables import Answer, Values
+from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED, Answer, Values
 from hybridagi_steps.stores.waiting import Patience, taken
 
 Raw = psycopg.Connection[Any]
 
 _MOST_CONNECTIONS = 8
 """Of one store; who needs another waits for one to come back."""
+_MOST_WRITERS = 6
+"""Threads that write side by side, so that readers find a connection while writers wait."""
 _CONNECT_SECONDS = 10
 _TAKEOVER_PAUSE_SECONDS = 0.1
 _MUCH_LEFT = 0.9
@@ -72,8 +79,7 @@ _SETTINGS = """SET search_path TO {schema};
 _SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)"
 _SYNCED = {True: "on", False: "off"}
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
-_BEGIN_WRITING = """BEGIN ISOLATION LEVEL READ COMMITTED; {wait}
-    SELECT pg_advisory_xact_lock({lock}, {turn})"""
+_BEGIN_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED; {wait} {locks}"
 
 
 class SpellingConnection:
@@ -109,10 +115,11 @@ class PostgresDatabase:
         self.name, self._secrets = shown_address(address), secrets_of(address)
         self.durability = durability
         self.turn = 0
-        """The namespace whose writers take turns; set once it is known."""
+        """The namespace that is written; set once it is known."""
         self.timeout_seconds = timeout_seconds
         self.patience = Patience(timeout_seconds)
         self._write_turn = threading.Lock()
+        self._beside = threading.Semaphore(_MOST_WRITERS)
         self._pool = threading.Condition()
         self._idle: list[Raw] = []
         self._out = 0
@@ -127,37 +134,53 @@ class PostgresDatabase:
         rest_at_fork(self)
 
     @contextmanager
-    def writing(self, *, synced: bool | None = None) -> Generator[SpellingConnection]:
+    def writing(
+        self, *, synced: bool | None = None, beside: str | None = None
+    ) -> Generator[SpellingConnection]:
         """Give a writer in a transaction that is committed whole, or rolled back.
 
         Args:
             synced: Whether the commit waits for the disk, if not as this was opened. What can be
                 made again need not; the next commit that does takes it along.
+            beside: What it alone may change while others write beside it; see `Database`.
         """
-        with self._turn_taken() as (raw, wait):
+        with self._turn_taken(beside) as (raw, wait):
             if synced is not None and synced != (self.durability == "full"):
                 wait += f"SET LOCAL synchronous_commit TO {_SYNCED[synced]};"
-            begin = _BEGIN_WRITING.format(wait=wait, lock=LOCK_CLASS, turn=self.turn)
+            begin = _BEGIN_WRITING.format(wait=wait, locks=self._locks(beside))
             raw.execute(begin.encode())
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
+
+    def _locks(self, beside: str | None) -> str:
+        """Return the statements that take a writer's locks, last those that hold followers back."""
+        if beside is None:
+            return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn})"
+        name = crc32(beside.encode(), self.turn) - 2**31
+        own = f"SELECT pg_advisory_xact_lock({NAMES_CLASS}, {name});"
+        if beside == DERIVED:
+            return f"SELECT pg_advisory_xact_lock_shared({LOCK_CLASS}, {self.turn}); {own}"
+        draws = locks_of_a_writer(LOCK_CLASS, self.turn)
+        if beside == ANYWHERE:
+            return draws
+        return f"SELECT pg_advisory_xact_lock_shared({LOCK_CLASS}, {self.turn}); {own} {draws}"
 
     def insert(self, sql: str, values: Values, *, reads: bool) -> Any:
         """Run one INSERT as a transaction of its own; return its first row. For single appends.
 
         Args:
-            sql: Takes its values from `turn`, which holds the lock of the namespace.
+            sql: Takes its values from `turn`, which holds the locks of the writer.
             values: For `:name`.
             reads: Whether it reads what other writers change. A statement sees what was committed
-                before it began, so the lock is taken by one before it, in the same round trip.
+                before it began, so the locks are taken by one before it, in the same round trip.
         """
-        lock = f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn})"
-        sql = f"WITH turn AS MATERIALIZED ({lock}) {sql}"
-        with self._turn_taken() as (raw, wait):
+        locks = self._locks(ANYWHERE)
+        sql = f"WITH turn AS MATERIALIZED ({locks}) {sql}"
+        with self._turn_taken(ANYWHERE) as (raw, wait):
             if not (wait or reads):
                 return SpellingConnection(raw).execute(sql, values).fetchone()
             with raw.pipeline():
-                for statement in filter(None, ("BEGIN", wait, lock)):
+                for statement in filter(None, ("BEGIN", wait, locks)):
                     raw.execute(statement.encode())
                 answer = SpellingConnection(raw).execute(sql, values)
                 raw.execute(b"COMMIT")
@@ -189,15 +212,16 @@ class PostgresDatabase:
             yield raw
 
     @contextmanager
-    def _turn_taken(self) -> Generator[tuple[Raw, str]]:
-        """Wait for this process's other writers, then for a connection.
+    def _turn_taken(self, beside: str | None = None) -> Generator[tuple[Raw, str]]:
+        """Wait for those of this process that keep this one from writing, then for a connection.
 
         The text is the statement that limits the next wait to what is left of the time; it is
         empty where the connection's own limit will do: that spares a round trip.
         """
         until = time.monotonic() + self.patience.seconds
+        turn = self._write_turn if beside in (None, DERIVED) else self._beside
         with (
-            taken(self._write_turn, self.patience.seconds, self.name) as left,
+            taken(turn, self.patience.seconds, self.name) as left,
             self._connected(left) as raw,
         ):
             left = until - time.monotonic()
@@ -220,6 +244,7 @@ class PostgresDatabase:
 
     def after_fork(self) -> None:
         """Let reads and writes go on; they open new connections."""
+        self._beside = threading.Semaphore(_MOST_WRITERS)  # in a child its holders are not there
         self._pool.release()
         self._write_turn.release()
 

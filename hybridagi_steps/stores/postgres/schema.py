@@ -20,6 +20,8 @@ from hybridagi_steps.stores.sql.tables import numbered_scripts
 SCHEMA = "hybridagi_steps"
 LOCK_CLASS = 0x48535450
 """First half of the keys of our advisory locks: "HSTP". The second is a namespace, 0 the schema."""
+NAMES_CLASS = LOCK_CLASS + 1
+"""First half of the keys of what one writer of a namespace changes at a time: a session."""
 
 DURABLY = "SET LOCAL synchronous_commit TO on"
 """What steps stand on must not be lost with the server, whatever they may themselves."""

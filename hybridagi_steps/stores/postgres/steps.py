@@ -1,7 +1,7 @@
 """Steps in PostgreSQL: how they are inserted, and what else PostgreSQL says in its own way.
 
-An append of one step is one statement in a transaction of its own, with the lock of the namespace
-taken inside it. Rows are drawn from a sequence under that lock, so they appear in their order.
+An append of one step is one statement in a transaction of its own, with the writer's locks taken
+inside it, before its row is drawn.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from zlib import crc32
 
 import numpy as np
 import orjson
+from psycopg.errors import UniqueViolation
 
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -22,6 +23,7 @@ from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, SpellingConnection
+from hybridagi_steps.stores.postgres.positions import SETTLED
 from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
 from hybridagi_steps.stores.sql.sessions import session_state_query
@@ -54,6 +56,9 @@ class PostgresTables(Tables):
     @property
     def _db(self) -> PostgresDatabase:
         return self._database
+
+    def _settled(self, connection: Connection) -> tuple[int, int]:
+        return connection.execute(SETTLED, {"namespace": self._namespace}).fetchone()
 
 
 KEYS = """parent_id run_id hop session_id user_id program_id program tool
@@ -207,25 +212,31 @@ class PostgresSteps(PostgresTables, StepWriting):
         """Insert steps under their ids: pinned, or at the end of their session."""
         asked = (len(steps), self._namespace, many([one for one in ids if is_storable(one)]))
         rows, stored = connection.execute(_NEXT_ROWS, asked).fetchone()
-        if stored:  # nobody else adds to the namespace until this is committed
+        if stored:
             raise DuplicateStepError(next(one for one in ids if one in stored))
         given = list(zip(ids, steps, strict=True))
         sessions = {line_of(step) for step_id, step in given if step_id not in pins}
         ends = self._ends_of(connection, sessions)
-        cast("SpellingConnection", connection).copy(
-            "agent_step",
-            ("row", "branch_id", "sequence", *_COLUMNS),
+        table = "agent_step", ("row", "branch_id", "sequence", *_COLUMNS)
+        copied = (
             (
-                (
-                    row,
-                    *(pins.get(step_id) or ends[line_of(step)]),
-                    *self._values(step_id, step).values(),
-                )
-                for row, (step_id, step) in zip(rows, given, strict=True)
-            ),
+                row,
+                *(pins.get(step_id) or ends[line_of(step)]),
+                *self._values(step_id, step).values(),
+            )
+            for row, (step_id, step) in zip(rows, given, strict=True)
         )
+        try:
+            cast("SpellingConnection", connection).copy(*table, copied)
+        except UniqueViolation as error:  # somebody beside us stored one since
+            raise DuplicateStepError(self._stored_meanwhile(ids)) from error
         self._insert_vectors(connection, rows, steps)
         return rows
+
+    def _stored_meanwhile(self, ids: Sequence[str]) -> str:
+        with self._db.asking() as connection:
+            stored = self._rows_of(connection, ids)
+        return next((one for one in ids if one in stored), ids[0])
 
     def _insert_message(self, connection: Connection, branch_id: int, row: Row) -> None:
         values = (self._namespace, branch_id, *row, *row_checksums(branch_id, row))

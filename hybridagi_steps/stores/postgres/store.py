@@ -2,8 +2,8 @@
 
 The same tables and the same statements as SQLite's store, which stand in `stores/sql`; what
 PostgreSQL does in its own way stands here. Rows carry their keys from the start, so there is no
-tail to catch up with. Writers of one namespace take turns by an advisory lock that ends with their
-transaction; those of two namespaces never wait for each other. database.py owns every connection.
+tail to catch up with. Writers that only add write side by side, so rows may appear out of their
+order: positions.py says up to where they are settled. database.py owns every connection.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import orjson
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
 from hybridagi_steps.protocols import Durability
-from hybridagi_steps.records.store_values import Frontier
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, Frontier, Unsettled
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
 from hybridagi_steps.stores.postgres.local_cache import LocalCache
+from hybridagi_steps.stores.postgres.positions import SETTLED
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
 from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
-from hybridagi_steps.stores.sql.derived import StepLink
+from hybridagi_steps.stores.sql.derived import FRONTIER, StepLink
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
@@ -190,6 +191,13 @@ _IN_RUN = """SELECT k.row, near.row
         ORDER BY o.hop {order}, o.row {order} LIMIT 1) near"""
 _BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
 _AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
+_FRONTIER = f"""WITH settled AS MATERIALIZED ({SETTLED})
+    SELECT known.*, settled.row, settled.message,
+        CASE WHEN settled.row < newest THEN (SELECT count(*) FROM agent_step a WHERE
+            a.namespace = :namespace AND a.row BETWEEN settled.row + 1 AND newest) ELSE 0 END
+        + CASE WHEN message < newest_message THEN (SELECT count(*) FROM message m WHERE
+            m.namespace = :namespace AND m.row BETWEEN message + 1 AND newest_message) ELSE 0 END
+    FROM ({FRONTIER.replace("?", ":namespace")}) known, settled"""  # noqa: S608 - no value in it
 _RESTART = 2**32
 """Added to an epoch for each restart of the server: more than `clear` will ever count."""
 
@@ -241,12 +249,24 @@ class PostgresStepStore(PostgresAdmin, SearchTables):
     def _restarts(self) -> int:
         return self._db.restarts
 
+    def frontier(self) -> Frontier:
+        """Return how far the store has come, and up to where all of it can be seen."""
+        asked = {"namespace": self._namespace}
+        with self._db.asking() as connection:
+            found = connection.execute(_FRONTIER, asked).fetchone()
+        if found is None:
+            return self._frontier_of(None)
+        frontier, (row, message_row, beyond) = self._frontier_of(found[:7]), found[7:]
+        if (row, message_row) == found[5:7]:
+            return frontier
+        return frontier._replace(unsettled=Unsettled(row, MESSAGE_ROWS + message_row, beyond))
+
     def _frontier_of(self, found: Sequence[int] | None) -> Frontier:
         """Return how far the store has come, in another epoch after each restart of the server.
 
         With `normal`, a crash may have taken rows back that a follower has seen, and their numbers
         will be used again: it must start from nothing.
         """
-        position, *rows = super()._frontier_of(found)
-        epoch = position.epoch + _RESTART * self._restarts
-        return Frontier(position._replace(epoch=epoch), *rows)
+        frontier = super()._frontier_of(found)
+        epoch = frontier.position.epoch + _RESTART * self._restarts
+        return frontier._replace(position=frontier.position._replace(epoch=epoch))

@@ -16,6 +16,7 @@ from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_ro
 from hybridagi_steps.stores.sql.expiry import RetentionTables
 from hybridagi_steps.stores.sql.salvage import Salvaged
 from hybridagi_steps.stores.sql.tables import (
+    DERIVED,
     Connection,
     is_storable,
     remove_empty_runs,
@@ -60,7 +61,8 @@ _MORE_STEPS = f"""{_FRESH} SELECT (SELECT count(*) FROM fresh),
         WHERE :after = 0 OR NOT EXISTS
             (SELECT 1 FROM step_view o WHERE {_EARLIER} AND o.run_id = r.run_id)),
     (SELECT count(*) FROM fresh f WHERE f.parent_id IS NOT NULL AND NOT EXISTS
-            (SELECT 1 FROM agent_step p WHERE p.namespace = :namespace AND p.id = f.parent_id))"""  # noqa: S608 - no value in it
+            (SELECT 1 FROM agent_step p
+             WHERE p.namespace = :namespace AND p.id = f.parent_id AND +p.row <= :through))"""  # noqa: S608 - no value in it
 _NOW_WITH_PARENT = """SELECT k.row FROM agent_step s
     JOIN step_view k ON k.namespace = s.namespace AND k.parent_id = s.id AND +k.row <= :after
     WHERE +s.namespace = :namespace AND s.row > :after AND s.row <= :through"""
@@ -71,7 +73,8 @@ _MORE_SESSIONS = f"""{_FRESH} SELECT count(*)
         AND NOT EXISTS (SELECT 1 FROM step_view o
             WHERE {_EARLIER} AND o.session_id = f.session_id AND o.branch_id IS NULL)"""  # noqa: S608 - no value in it
 _SESSIONS = """SELECT count(*) FROM (
-    SELECT session_id FROM step_view WHERE namespace = :namespace AND session_id IS NOT NULL
+    SELECT session_id FROM step_view
+        WHERE namespace = :namespace AND session_id IS NOT NULL AND +row <= :through
     UNION SELECT id FROM session WHERE namespace = :namespace) known"""
 _SOME_PINNED = """SELECT 1 FROM agent_step
     WHERE namespace = :namespace AND branch_id IS NOT NULL LIMIT 1"""
@@ -256,17 +259,24 @@ class AdminTables(RetentionTables):
     def _counts(self) -> dict[str, int]:
         """Return how many there are; what was counted once is not counted again."""
         self._catch_up()
+        with self._db.asking() as connection:
+            settled = self._settled(connection)
         with self._db.reading() as connection:
             found = connection.execute(_TALLY, (self._namespace,)).fetchone()
             if found is None:  # a namespace that is not there has nothing
                 found = (0,) * 11
             marks, through, known = found[:2], found[2:4], Tally(*(found[4:] if found[4] else ()))
-            tally = self._counted_on(connection, known, *through)
+            # What is kept ends where no row appears any more.
+            done = [*map(max, known[:2], map(min, settled, through))]
+            tally = kept = self._counted_on(connection, known, *done)
+            newest = [*map(max, through, done)]
+            if newest != done:
+                tally = self._counted_on(connection, kept, *newest)
             asked = {"namespace": self._namespace}
             texts, vectors, text_only = connection.execute(_PENDING, asked).fetchone()
-        new = tally.through - known.through + tally.messages_through - known.messages_through
+        new = kept.through - known.through + kept.messages_through - known.messages_through
         if new > _FEW or known.sessions is None:
-            self._keep_tally(marks, tally)
+            self._keep_tally(marks, kept)
         counts: dict[str, int] = {name: int(getattr(tally, name)) for name in _COUNTED}
         return {
             **counts,
@@ -314,7 +324,10 @@ class AdminTables(RetentionTables):
         if not self._db.writable:
             return
         try:
-            with self._db.patience.at_most(0), self._db.writing(synced=False) as connection:
+            with (
+                self._db.patience.at_most(0),
+                self._db.writing(synced=False, beside=DERIVED) as connection,
+            ):
                 connection.execute(_KEEP_TALLY, (*marks, *tally, self._namespace))
         except StorageError:
             return  # whoever asks next counts again; a damaged file says so on reading

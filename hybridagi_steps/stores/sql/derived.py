@@ -46,7 +46,7 @@ from hybridagi_steps.stores.checksums import (
 )
 from hybridagi_steps.stores.sql.lineage import in_range
 from hybridagi_steps.stores.sql.message_units import NOTHING, MessageUnits
-from hybridagi_steps.stores.sql.tables import Connection, many
+from hybridagi_steps.stores.sql.tables import DERIVED, Connection, many
 
 # One lower bound, not two: SQLite would walk from whichever stands first. The rows that are not to
 # be there have it, too: else PostgreSQL merges two whole indexes.
@@ -88,28 +88,31 @@ _FRESH = """DELETE FROM stale_text
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _ADVANCE = """{column} = coalesce(
     (SELECT s.row - 1 FROM agent_step s WHERE +s.namespace = :namespace AND s.row > {column}
+        AND s.row <= :settled
         AND NOT EXISTS (SELECT 1 FROM {table} d WHERE d.row = s.row AND d.row > {column})
         ORDER BY s.row LIMIT 1),
-    (SELECT max(row) FROM agent_step), {column})"""
+    (SELECT max(row) FROM agent_step WHERE row > {column} AND row <= :settled), {column})"""
 _MESSAGES_ADVANCE = f"""{{column}} = coalesce(
     (SELECT m.row - 1 FROM message m WHERE +m.namespace = :namespace AND m.row > {{column}}
-        AND NOT EXISTS (SELECT 1 FROM {{table}} d
+        AND m.row <= :settled_messages AND NOT EXISTS (SELECT 1 FROM {{table}} d
             WHERE d.row = m.row + {MESSAGE_ROWS} AND d.row > {MESSAGE_ROWS} + {{column}})
         ORDER BY m.row LIMIT 1),
-    (SELECT max(row) FROM message), {{column}})"""  # noqa: S608 - no value in it
+    (SELECT max(row) FROM message WHERE row > {{column}} AND row <= :settled_messages),
+    {{column}})"""  # noqa: S608 - no value in it
 _TEXTS_ADVANCE = _ADVANCE.format(column="texts_through", table="step_text")
 _VECTORS_ADVANCE = _ADVANCE.format(column="vectors_through", table="embedding")
 _MESSAGE_TEXTS_ADVANCE = _MESSAGES_ADVANCE.format(column="message_texts_through", table="step_text")
 _MESSAGE_VECTORS_ADVANCE = _MESSAGES_ADVANCE.format(
     column="message_vectors_through", table="embedding"
 )
-_FRONTIER = """SELECT epoch,
+FRONTIER = """SELECT epoch,
     coalesce((SELECT max(seq) FROM step_text WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM embedding WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM tombstone WHERE namespace = n.id), 0),
-    branches_moved, coalesce((SELECT max(row) FROM agent_step), 0),
-    coalesce((SELECT max(row) FROM message), 0)
+    branches_moved, coalesce((SELECT max(row) FROM agent_step), 0) AS newest,
+    coalesce((SELECT max(row) FROM message), 0) AS newest_message
     FROM namespace n WHERE id = ?"""
+"""Epoch, newest text, vector and tombstone, moves of branches, newest row of a step, a message."""
 _TEXTS = """SELECT seq, checksum, row, parent_row, tokens, text_hash, purpose_hash, scoped
     FROM step_text
     WHERE namespace = ? AND seq > ? ORDER BY seq LIMIT ?"""
@@ -257,14 +260,15 @@ class DerivedTables(MessageUnits):
 
         Words that show a step which is gone meanwhile are not saved: their own stays pending.
         """
-        with self._db.writing(synced=False) as connection:
-            advances = list[str]()
+        with self._db.writing(synced=False, beside=DERIVED) as connection:
+            advances, settled = list[str](), self._settled(connection)
             stale = self._save_texts(connection, texts, advances) if texts else 0
             if vectors or model_id is not None:
                 self._save_vectors(connection, vectors, model_id, advances)
             if advances:
                 update = f"UPDATE namespace SET {', '.join(advances)} WHERE id = :namespace"  # noqa: S608 - ours
-                connection.execute(update, {"namespace": self._namespace})
+                bounds = dict(zip(("settled", "settled_messages"), settled, strict=True))
+                connection.execute(update, {"namespace": self._namespace, **bounds})
         return stale
 
     def _save_texts(
@@ -312,12 +316,12 @@ class DerivedTables(MessageUnits):
 
     def frontier(self) -> Frontier:
         """Return the newest position and the newest row."""
-        return self._frontier_of(self._db.known(_FRONTIER, (self._namespace,)))
+        return self._frontier_of(self._db.known(FRONTIER, (self._namespace,)))
 
     def changes(self, since: Position, *, limit: int = 100_000) -> Changes:
         """Return what happened after `since`, in one consistent view."""
         with self._db.reading() as connection:
-            found = connection.execute(_FRONTIER, (self._namespace,)).fetchone()
+            found = connection.execute(FRONTIER, (self._namespace,)).fetchone()
             newest = self._frontier_of(found).position
             if since.epoch != newest.epoch:
                 since = newest._replace(text=0, vector=0)

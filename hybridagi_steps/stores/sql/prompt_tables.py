@@ -15,7 +15,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.stores.checksums import ChecksumError, damaged, row_checksum
 from hybridagi_steps.stores.prompts import Prompt, hashes_in, packed, unpacked
 from hybridagi_steps.stores.sql.steps import StepReading
-from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
+from hybridagi_steps.stores.sql.tables import DERIVED, Connection, is_storable, many
 
 _OF_STEPS = "namespace = :namespace AND step_id IN (SELECT value FROM json_each(:ids))"
 _FORGET = (
@@ -60,7 +60,7 @@ class PromptTables(StepReading):
 
     def keep_prompts(self, prompts: Mapping[str, Prompt]) -> None:
         """Keep prompts of steps that are stored."""
-        with self._db.writing(synced=False) as connection:
+        with self._db.writing(synced=False, beside=DERIVED) as connection:
             stored = self._rows_of(connection, [*prompts])
             kept = {step_id: prompts[step_id] for step_id in prompts if step_id in stored}
             self._forget_prompts(connection, [*kept])

@@ -155,10 +155,11 @@ class RevocationTables(MessageUnits):
     def _mark_late(self, connection: Connection) -> None:
         if connection.execute(_IN_FORCE, (self._namespace,)).fetchone() is None:
             return
+        through, _ = self._settled(connection)
         for revocation, ids in self._late(connection).items():
             self._mark(connection, revocation, ids)
             connection.execute(_COUNT, (len(ids), self._namespace, revocation))
-        self._advance(connection)
+        self._advance(connection, through)
 
     def _keep(self, connection: Connection, told: Revocation) -> None:
         values = (
@@ -170,15 +171,15 @@ class RevocationTables(MessageUnits):
         counts = (told.matched, told.descended)
         connection.execute(_KEEP, (self._namespace, *values, *counts))
         self._mark(connection, str(told.id), [*told.step_ids, *told.message_ids])
-        self._advance(connection)
+        self._advance(connection, self._settled(connection)[0])
+
+    def _advance(self, connection: Connection, settled: int) -> None:
+        _, last = connection.execute(_LAST, (self._namespace,)).fetchone()
+        connection.execute(_THROUGH, (min(last or 0, settled), self._namespace))
 
     def _mark(self, connection: Connection, revocation: str, ids: Sequence[str]) -> None:
         marks = [(self._namespace, revocation, step_id) for step_id in ids]
         connection.executemany(_MARK, marks)
-
-    def _advance(self, connection: Connection) -> None:
-        _, last = connection.execute(_LAST, (self._namespace,)).fetchone()
-        connection.execute(_THROUGH, (last or 0, self._namespace))
 
     def _told(self, connection: Connection, after: int) -> list[tuple[str, list[str]]]:
         """Return the steps above a row that name others they came from, with those.

@@ -53,7 +53,7 @@ from hybridagi_steps.stores.sql.lineage import (
     take_number,
     tip_of,
 )
-from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
+from hybridagi_steps.stores.sql.tables import DERIVED, Connection, is_storable, many
 from hybridagi_steps.stores.sql.writing import StepWriting
 
 _OF_STATE = 15  # columns that it has of the session
@@ -129,7 +129,8 @@ class SessionTables(StepWriting):
         refuse_twice([message.id for message in messages])
         refuse_twice(step_ids)
         places = [0] * len(steps) if after is None else after
-        with self._db.writing() as connection:
+        alone = any(step.vector is not None for step in steps)  # as `append` does
+        with self._db.writing(beside=None if alone else session_id) as connection:
             owner = user_id or first_user(messages, agent_steps)
             session, end = self._session_to_write(connection, session_id, branch_id, owner)
             session = session._replace(user_id=owner) if session.user_id is None else session
@@ -256,7 +257,7 @@ class SessionTables(StepWriting):
             for message_id, count in counts.items()
             if is_storable(message_id)
         ]
-        with self._db.writing() as connection:
+        with self._db.writing(beside=DERIVED) as connection:
             connection.executemany(_SAVE_TOKENS, values)
 
     def _asked(

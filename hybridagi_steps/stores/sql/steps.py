@@ -21,7 +21,7 @@ from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary, Sessi
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.sql.lineage import steps_of
-from hybridagi_steps.stores.sql.tables import Connection, Tables, is_storable, many
+from hybridagi_steps.stores.sql.tables import DERIVED, Connection, Tables, is_storable, many
 from hybridagi_steps.stores.sql.where import (
     HIDDEN_ROWS,
     REVOKED_ROWS,
@@ -264,7 +264,7 @@ class StepReading(Tables):
         if not math.isfinite(value):
             raise InvalidStepError(f"the score of run {run_id!r} is {value}; give a finite number.")
         self._catch_up()
-        with self._db.writing() as connection:
+        with self._db.writing(beside=DERIVED) as connection:
             key = (self._namespace, run_id)
             if not is_storable(run_id) or not connection.execute(_KNOWN_RUN, key).fetchone():
                 raise UnknownRunError(run_id)

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import orjson
 
+from hybridagi_steps.protocols import NEWEST
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import decode_body
@@ -23,6 +24,9 @@ from hybridagi_steps.stores.waiting import Patience
 
 _NAMESPACE = "SELECT id FROM namespace WHERE name = ?"
 _NEW_NAMESPACE = "INSERT INTO namespace (name) VALUES (?) ON CONFLICT DO NOTHING"
+ANYWHERE, DERIVED = "", "\x00derived"
+"""What a writer alone may change while others write beside it, if it is no session: rows that are
+only its own; what is made of steps and kept beside them. No session has such a name."""
 
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of one statement, for `?` or for `:name`."""
@@ -77,12 +81,17 @@ class Database(Protocol):
         """Whether it can be written here at all."""
         ...
 
-    def writing(self, *, synced: bool | None = None) -> AbstractContextManager[Connection]:
+    def writing(
+        self, *, synced: bool | None = None, beside: str | None = None
+    ) -> AbstractContextManager[Connection]:
         """Give a writer in a transaction that is committed whole, or rolled back.
 
         Args:
             synced: Whether the commit waits for the disk, if not as this was opened. What can be
                 made again need not; the next commit that does takes it along.
+            beside: What it alone may change: a session, `ANYWHERE` or `DERIVED`. Where a database
+                has room for it, others then write beside it that named something else. None: it
+                may change all, and has the namespace for itself.
         """
         ...
 
@@ -117,6 +126,13 @@ class Tables(ABC):
     def _restarts(self) -> int:
         """How often the database came back and may have forgotten what readers know of it."""
         return 0
+
+    def _settled(self, connection: Connection) -> tuple[int, int]:  # noqa: ARG002 - a hook
+        """Return up to which row of a step, and of a message, none appears any more.
+
+        It holds for statements that begin later, and see what was committed before them.
+        """
+        return NEWEST, NEWEST
 
     def _catch_up(self) -> None:  # noqa: B027 - a hook
         """Do what makes reading faster; a reader's chore, never a failure and never a wait."""

@@ -21,6 +21,7 @@ from hybridagi_steps.stores.commits import refuse_twice
 from hybridagi_steps.stores.sql.prompt_tables import PromptTables
 from hybridagi_steps.stores.sql.steps import READ_STEPS
 from hybridagi_steps.stores.sql.tables import (
+    ANYWHERE,
     Connection,
     is_storable,
     many,
@@ -74,7 +75,9 @@ class StepWriting(PromptTables):
         refuse_twice(ids)
         if not ids:
             return []
-        with self._db.writing() as connection:
+        # Followers read embeddings in the order of their numbers, which those drawn beside lack.
+        alone = replace or any(step.vector is not None for step in steps)
+        with self._db.writing(beside=None if alone else ANYWHERE) as connection:
             prompts = self._prompts_that_stay(connection, steps) if replace else {}
             runs, pins = self._remove_old(connection, ids) if replace else ([], {})
             rows = self._insert_all(connection, ids, steps, pins)

@@ -131,12 +131,18 @@ class Database:
             self._write_turn.release()
 
     @contextmanager
-    def writing(self, *, synced: bool | None = None) -> Generator[sqlite3.Connection]:
+    def writing(
+        self,
+        *,
+        synced: bool | None = None,
+        beside: str | None = None,  # noqa: ARG002 - one writes at a time
+    ) -> Generator[sqlite3.Connection]:
         """Give the writer in a transaction that is committed whole, or rolled back.
 
         Args:
             synced: Whether the commit waits for the disk, if not as this was opened. What can be
                 made again need not; the next commit that does takes it along.
+            beside: What it alone may change; a file has one writer at a time.
         """
         wanted = _SYNCHRONOUS[self.durability if synced is None else synced]
         with self.exclusive() as connection:

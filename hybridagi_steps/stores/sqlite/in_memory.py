@@ -62,7 +62,12 @@ class InMemoryDatabase:
                 raise translated(error, Path(self.name)) from error
 
     @contextmanager
-    def writing(self, *, synced: bool | None = None) -> Generator[sqlite3.Connection]:  # noqa: ARG002 - there is no disk
+    def writing(
+        self,
+        *,
+        synced: bool | None = None,  # noqa: ARG002 - there is no disk
+        beside: str | None = None,  # noqa: ARG002 - one writes at a time
+    ) -> Generator[sqlite3.Connection]:
         """Give the connection in a transaction that is committed whole, or rolled back."""
         with self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection

@@ -55,7 +55,7 @@ class MemoryIndex:
             steps = [_step(*waiting) for waiting in self._waiting[first : first + _BATCH]]
             stored = self._store.append(steps)
             assert stored == [UUID(str(step.id)).int for step in steps]
-            self._filters.follow(stored[-1], np.empty(0, np.int64))
+            self._filters.follow(np.array(stored[-1:]), np.empty(0, np.int64))
         self._waiting = []
 
     def search(self, query: FloatVector, k: int) -> list[int]:

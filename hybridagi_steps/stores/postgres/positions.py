@@ -1,0 +1,49 @@
+"""Where writers side by side begin: how followers know that no row appears any more below one.
+
+Rows are numbered when they are written and appear when their transaction commits, so one may appear
+below others. Before a writer draws its first number it takes a shared advisory lock whose key says
+which number comes next. What is below the keys of all who write a namespace is settled: the lock
+is held until what was written can be seen. Nobody ever waits for such a lock.
+
+A key has 22 bits of the namespace, one of the kind and 40 of the number: rows stay below
+`MESSAGE_ROWS`. Namespaces, or programs, that meet in a key only hold each other's followers back.
+
+Numbers are asked for before locks are looked at, and what they say holds for statements that begin
+later. A standby knows no locks; there, what a writer found settled is taken from the watermarks.
+"""
+
+from __future__ import annotations
+
+_NAMESPACES = 2**22 - 1
+_NUMBER_BITS = 40
+_CLASS_BITS = _NUMBER_BITS - 32
+"""`pg_locks` shows the upper half of a key as its class."""
+
+SETTLED = f"""SELECT
+    CASE WHEN pg_is_in_recovery() THEN (SELECT texts_through FROM namespace WHERE id = :namespace)
+        ELSE least((SELECT coalesce(max(row), 0) FROM agent_step),
+            min(first) FILTER (WHERE kind = 0) - 1) END AS row,
+    CASE WHEN pg_is_in_recovery()
+        THEN (SELECT message_texts_through FROM namespace WHERE id = :namespace)
+        ELSE least((SELECT coalesce(max(row), 0) FROM message),
+            min(first) FILTER (WHERE kind = 1) - 1) END AS message
+    FROM (SELECT upper >> {_CLASS_BITS} & 1 AS kind,
+            (upper & {2**_CLASS_BITS - 1}) << 32 | lower AS first
+        FROM (SELECT CAST(classid AS BIGINT) AS upper, CAST(objid AS BIGINT) AS lower
+            FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND objsubid = 1
+            AND database = (SELECT oid FROM pg_catalog.pg_database
+                WHERE datname = current_database())) held
+        WHERE upper >> {_CLASS_BITS + 1} = CAST(:namespace AS BIGINT) & {_NAMESPACES}) begun"""  # noqa: S608 - no value in it
+"""Up to which row of a step, and of a message, of a `:namespace` no row appears any more."""
+
+
+def locks_of_a_writer(lock_class: int, namespace: int) -> str:
+    """Return the query that takes the locks of a writer that lets others write beside it."""
+    base = (namespace & _NAMESPACES) << _NUMBER_BITS + 1
+    begins = (
+        f"pg_advisory_xact_lock_shared({base + (kind << _NUMBER_BITS)}"
+        f" + {sequence}.last_value + CAST({sequence}.is_called AS INTEGER))"
+        for kind, sequence in enumerate(("step_row", "message_row_seq"))
+    )
+    shared = f"pg_advisory_xact_lock_shared({lock_class}, {namespace})"
+    return f"SELECT {shared}, {', '.join(begins)} FROM step_row, message_row_seq"  # noqa: S608 - ours

