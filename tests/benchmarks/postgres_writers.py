@@ -134,7 +134,8 @@ class Worker:
             text=True,
             env={**os.environ, "PYTHONPATH": str(checkout)},
         )
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
 
     def tell(self, line: str) -> None:

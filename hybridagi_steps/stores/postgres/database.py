@@ -153,17 +153,13 @@ class PostgresDatabase:
             raw.execute(b"COMMIT")
 
     def _locks(self, beside: str | None) -> str:
-        """Return the statements that take a writer's locks, last those that hold followers back."""
+        """Return the query that takes a writer's locks, last those that hold followers back."""
         if beside is None:
             return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn})"
-        name = crc32(beside.encode(), self.turn) - 2**31
-        own = f"SELECT pg_advisory_xact_lock({NAMES_CLASS}, {name});"
+        own = f"pg_advisory_xact_lock({NAMES_CLASS}, {crc32(beside.encode(), self.turn) - 2**31})"
         if beside == DERIVED:
-            return f"SELECT pg_advisory_xact_lock_shared({LOCK_CLASS}, {self.turn}); {own}"
-        draws = locks_of_a_writer(LOCK_CLASS, self.turn)
-        if beside == ANYWHERE:
-            return draws
-        return f"SELECT pg_advisory_xact_lock_shared({LOCK_CLASS}, {self.turn}); {own} {draws}"
+            return f"SELECT pg_advisory_xact_lock_shared({LOCK_CLASS}, {self.turn}), {own}"
+        return locks_of_a_writer(LOCK_CLASS, self.turn, *([own] if beside else []))
 
     def insert(self, sql: str, values: Values, *, reads: bool) -> Any:
         """Run one INSERT as a transaction of its own; return its first row. For single appends.

@@ -37,8 +37,14 @@ SETTLED = f"""SELECT
 """Up to which row of a step, and of a message, of a `:namespace` no row appears any more."""
 
 
-def locks_of_a_writer(lock_class: int, namespace: int) -> str:
-    """Return the query that takes the locks of a writer that lets others write beside it."""
+def locks_of_a_writer(lock_class: int, namespace: int, *own: str) -> str:
+    """Return the query that takes the locks of a writer that lets others write beside it.
+
+    Args:
+        lock_class: Of the lock of the namespace, which it takes shared.
+        namespace: What it writes.
+        own: Calls for further locks. It may wait for them, and only then holds followers back.
+    """
     base = (namespace & _NAMESPACES) << _NUMBER_BITS + 1
     begins = (
         f"pg_advisory_xact_lock_shared({base + (kind << _NUMBER_BITS)}"
@@ -46,4 +52,4 @@ def locks_of_a_writer(lock_class: int, namespace: int) -> str:
         for kind, sequence in enumerate(("step_row", "message_row_seq"))
     )
     shared = f"pg_advisory_xact_lock_shared({lock_class}, {namespace})"
-    return f"SELECT {shared}, {', '.join(begins)} FROM step_row, message_row_seq"  # noqa: S608 - ours
+    return f"SELECT {', '.join((shared, *own, *begins))} FROM step_row, message_row_seq"  # noqa: S608 - ours
