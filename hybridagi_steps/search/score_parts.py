@@ -257,9 +257,9 @@ class ScoreParts:
         """Score each turn with those up to `AROUND` links before and after it, as one text."""
         members, owners = self._around(rows)
         members, place = np.unique(members, return_inverse=True)  # many stand around several
-        counts, lengths = (of[place] for of in self._own_counts(members, self.query.terms))
-        wide = _summed(counts, owners, len(rows))
-        length = np.bincount(owners, lengths, minlength=len(rows))
+        counts, lengths = self._own_counts(members, self.query.terms)
+        wide = _summed(counts[place], owners, len(rows))
+        length = np.bincount(owners, lengths[place], minlength=len(rows))
         return _to_best(bm25(wide, length, self._weights(self.query), float(length.mean())))
 
     def _around(self, rows: Rows) -> tuple[Rows, Places]:
@@ -395,6 +395,7 @@ def _to_best(scores: Scores) -> Scores:
 
 def _summed(counts: Counts, owners: Places, count: int) -> Counts:
     """Return the sums of the rows of each owner."""
-    width = counts.shape[1]
-    place = owners[:, None] * width + np.arange(width)
-    return np.bincount(place.ravel(), counts.ravel(), count * width).reshape(count, width)
+    sums = np.zeros((count, counts.shape[1]))
+    for column, values in enumerate(counts.T):
+        sums[:, column] = np.bincount(owners, values, count)
+    return sums

@@ -1,10 +1,9 @@
 """Workspace: the one directory that a plan may read and change.
 
 Reads, writes, lists, searches and runs commands, all below its directory; takes snapshots and goes
-back to them; lends a step a copy to work in and merges what the step changed. Files are opened by
-confined.py, states are kept by snapshot.py outside the directory, commands run in command.py. A
-change of many files is whole or absent: one that a crash cut short is finished when the workspace
-is opened again.
+back to them; lends a step a copy to work in and merges what the step changed. confined.py opens
+files, snapshot.py keeps states outside the directory, command.py runs commands. A change of many
+files is whole or absent: one that a crash cut short is finished when it is opened again.
 """
 
 from __future__ import annotations
@@ -65,12 +64,10 @@ class Workspace:
             `"python -m unittest"`; a single text is one command.
         state: Where snapshots and unfinished changes are kept; must be outside of `root`. By
             default in the user's state folder (`$XDG_STATE_HOME`, else `~/.local/state`), by path.
-        read_bytes: Largest file that `read` returns.
-        output_bytes: How much of a command's output is kept.
+        read_bytes, output_bytes: Largest file that `read` returns; what is kept of an output.
         timeout_seconds: When a command is stopped, unless a call says otherwise.
         limits: How large the whole may be for snapshots and overlays.
-        durable: Whether writes are on the disk on return; without it they survive a killed process
-            and not a power failure.
+        durable: Whether writes are on the disk on return, or survive a killed process alone.
         sandbox: Whether commands are confined by bubblewrap to the directory, without network:
             `auto` where the system can, else with a warning in the log; `required`; `off`.
         readable: Directories and files that commands in a sandbox may read, beside the system's
@@ -80,8 +77,8 @@ class Workspace:
             says yes. Without it nothing there is changed.
 
     Raises:
-        WorkspaceError: `root` is no directory, `state` lies inside it, what is `readable` is not
-            there, or a sandbox is required and cannot be had.
+        WorkspaceError: `root` is no directory or holds `state`, what is `readable` is not there,
+            or a sandbox is required and cannot be had.
     """
 
     def __init__(
