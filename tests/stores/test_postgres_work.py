@@ -19,8 +19,11 @@ from hybridagi_steps.testing.conformance.samples import message, step
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
-from hybridagi_steps.stores.postgres.database import SpellingConnection  # noqa: E402
-from hybridagi_steps.stores.postgres.spelling import spelled, teach  # noqa: E402
+from hybridagi_steps.stores.postgres.spelling import (  # noqa: E402
+    SpellingConnection,
+    spelled,
+    teach,
+)
 
 MANY = 3_000
 

@@ -288,7 +288,7 @@ def blocks_read(asked: list[tuple[str, Any]], address: str) -> int:
 def test_what_postgresql_reads_for_new_steps_does_not_grow_with_the_memory(
     postgres_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hybridagi_steps.stores.postgres.database import SpellingConnection
+    from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 
     execute, asked = SpellingConnection.execute, list[tuple[str, Any]]()
 

@@ -22,7 +22,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
@@ -50,8 +50,8 @@ from hybridagi_steps.stores.postgres.schema import (
     migrate,
     version_of,
 )
-from hybridagi_steps.stores.postgres.spelling import spelled, teach
-from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED, Answer, Values
+from hybridagi_steps.stores.postgres.spelling import SpellingConnection, teach
+from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED, Values
 from hybridagi_steps.stores.waiting import Patience, taken
 
 Raw = psycopg.Connection[Any]
@@ -80,30 +80,6 @@ _SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg
 _SYNCED = {True: "on", False: "off"}
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
 _BEGIN_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED; {wait} {locks}"
-
-
-class SpellingConnection:
-    """A connection that takes the statements of `stores/sql`."""
-
-    def __init__(self, raw: Raw) -> None:
-        self.raw = raw
-
-    def execute(self, sql: str, values: Values = (), /) -> Answer:
-        """Run one statement."""
-        return self.raw.execute(spelled(sql), values or None, binary=True)
-
-    def executemany(self, sql: str, values: Iterable[Any], /) -> int:
-        """Run one statement once for each of `values`; return how many rows that changed."""
-        with self.raw.cursor() as cursor:
-            cursor.executemany(spelled(sql), list(values))
-            return max(cursor.rowcount, 0)
-
-    def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Write new rows of a table by COPY: one statement, whose plan is made once."""
-        statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
-        with self.raw.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-            for row in rows:
-                copy.write_row(row)
 
 
 class PostgresDatabase:

@@ -7,6 +7,7 @@ texts cannot hold a NUL, so it is written as two other characters, and read back
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from psycopg.abc import Buffer
 from psycopg.types.array import ListDumper
 from psycopg.types.string import StrDumperUnknown, TextBinaryLoader, TextLoader
 
-from hybridagi_steps.stores.sql.tables import Many
+from hybridagi_steps.stores.sql.tables import Answer, Many, Values
 
 _LIST = re.compile(r"IN\s+\(SELECT value FROM json_each\((\?|:\w+)\)\)")
 _ROWS = re.compile(r"SELECT value FROM json_each\((\?|:\w+)\)")
@@ -39,6 +40,30 @@ def spelled(sql: str) -> bytes:
     sql = _BYTES.sub(r"\1", sql)
     sql = _PLUS.sub("", sql)
     return _NAMED.sub(r"%(\1)s", sql).replace("?", "%s").encode()
+
+
+class SpellingConnection:
+    """A connection that takes the statements of `stores/sql`."""
+
+    def __init__(self, raw: Connection[Any]) -> None:
+        self.raw = raw
+
+    def execute(self, sql: str, values: Values = (), /) -> Answer:
+        """Run one statement."""
+        return self.raw.execute(spelled(sql), values or None, binary=True)
+
+    def executemany(self, sql: str, values: Iterable[Any], /) -> int:
+        """Run one statement once for each of `values`; return how many rows that changed."""
+        with self.raw.cursor() as cursor:
+            cursor.executemany(spelled(sql), list(values))
+            return max(cursor.rowcount, 0)
+
+    def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write new rows of a table by COPY: one statement, whose plan is made once."""
+        statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
+        with self.raw.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
 
 
 def teach(connection: Connection[Any]) -> None:

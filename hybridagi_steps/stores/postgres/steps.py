@@ -22,9 +22,10 @@ from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.postgres.database import PostgresDatabase, SpellingConnection
+from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.positions import SETTLED
 from hybridagi_steps.stores.postgres.schema import DURABLY
+from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
 from hybridagi_steps.stores.sql.sessions import session_state_query
 from hybridagi_steps.stores.sql.tables import (
