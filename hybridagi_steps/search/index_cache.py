@@ -45,9 +45,8 @@ _HEAD = struct.Struct("<8sIIQ32s")
 _ALIGNMENT = 64
 _KINDS = frozenset("biufc")
 _ABANDONED_SECONDS = 3600
-_PAGES_AT_ONCE = 4_096
-_READ_AT_ONCE = 2**24
-"""Bytes that are copied from the system at once: more would be there twice."""
+_PAGES_AT_ONCE, _READ_AT_ONCE = 128, 2**20
+"""Pages that are asked for, and bytes of a whole array, that stand in memory twice."""
 _PAGE_BYTES = {1: 32_768, 2: 2_048}
 """Most bytes of a page that holds more than one row, by dimensions of its array: of matrices single
 rows are asked for. Of so many a CRC-32 finds any two flipped bits, and any run of 32."""
