@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from store_files import made_old
 
 from hybridagi_steps import AgentStep
 from hybridagi_steps.messages.conversation import Conversation, conversation_steps
@@ -84,3 +87,21 @@ def test_a_status_that_is_not_written_is_found(tmp_path: Path, kept_up: bool) ->
         assert ids(store.find(where, limit=9)) == [{"ok": "fine", "error": "failed"}[status]]
     assert store.verify() == []
     store.close()
+
+
+def test_a_file_of_the_schema_before_opens_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "steps.db"
+    with closing(SqliteStepStore(path, durability="normal")) as store:
+        store.append([step(id="old"), step(id="failed", status="error")])
+    made_old(path, 9)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        written = "UPDATE agent_step SET body = json_set(body, '$.status', 'ok'), checksum = NULL"
+        connection.execute(f"{written} WHERE id = 'old'")
+        assert connection.execute("SELECT status FROM step_view").fetchall() == [
+            ("ok",),
+            ("error",),
+        ]
+    with closing(SqliteStepStore(path, durability="normal")) as store:
+        store.append([step(id="new")])
+        assert ids(store.find(StepFilter.of({"status": ["ok"]}), limit=9)) == ["old", "new"]
+        assert store.verify() == []
