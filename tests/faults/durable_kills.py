@@ -120,7 +120,8 @@ def _ended(folder: Path) -> dict[str, Any]:
     """Wait for all runs; return what is missing and what is not whole."""
     from hybridagi_steps import DurableRunner
 
-    lines = (folder / "handed out").read_text().split("\n")[:-1]
+    noted = folder / "handed out"  # missing where the client was killed before it began
+    lines = noted.read_text().split("\n")[:-1] if noted.exists() else []
     runs = dict(line.split(" ", 1) for line in lines)
     lost, half = list[str](), set[str]()
     with _memory(folder) as memory:
