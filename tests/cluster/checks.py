@@ -6,6 +6,7 @@ Everything goes through the doors that users have: HTTP with a token, addresses,
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,27 @@ def check_one_memory(cluster: Cluster) -> None:
             assert len(found.json()["hits"]) > 0
 
 
+def check_followed(cluster: Cluster) -> None:
+    """A run that is begun at one server is followed at the next, numbered alike, to its end.
+
+    The other server tells of whole messages; pieces of them stay where they are made.
+    """
+    body = {"session_id": "followed", "message": f"a long answer{' piece' * 20}"}
+    with (
+        cluster.clients() as [first, second, *_],
+        first.stream("POST", "/chat/stream/v2", json=body) as answer,
+    ):
+        chunks = answer.raise_for_status().iter_bytes()
+        begun = next(chunks).decode()
+        run_id = begun.partition("id: ")[2].partition(":")[0]
+        followed = second.get(f"/runs/{run_id}/events").raise_for_status().text
+        whole = begun + b"".join(chunks).decode()
+    ids, others = (re.findall(r"^id: (.+)$", text, re.MULTILINE) for text in (whole, followed))
+    assert others == [one for one in ids if one in others]
+    assert others[-1] == ids[-1]
+    assert "event: run_completed" in followed
+
+
 def check_takeover(cluster: Cluster) -> float:
     """Kill the primary and promote the standby; return after how many seconds all servers write."""
     assert cluster.standby is not None
@@ -127,13 +149,15 @@ def check(workers: int) -> int:
         with started(shape, tell=lambda name: _tell(f"  {name} runs")) as cluster:
             check_doors(cluster)
             check_one_memory(cluster)
-            _tell("  sessions, search and metrics: as they should be")
+            check_followed(cluster)
+            _tell("  sessions, streams, search and metrics: as they should be")
             if workers:
                 with queued(cluster, "worker-killed"):
                     cluster.workers[0].process.kill()
                 _tell("  a worker killed: the other one has done all that was queued, once")
             with queued(cluster, "takeover") if workers else nullcontext():
                 took = check_takeover(cluster)
+                check_followed(cluster)
             _tell(f"  the primary killed: every server writes again after {took:.1f} s")
     for synchronous in (True, False):
         outcome = failover(synchronous=synchronous, writers=8)

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import psycopg
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 """How long anything here is waited for."""
 _PAUSE_SECONDS = 0.05
 _SETTINGS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.checks import check_doors, check_one_memory, check_takeover
+from tests.cluster.checks import check_doors, check_followed, check_one_memory, check_takeover
 from tests.cluster.cluster import ROOT, Cluster, Shape, started
 from tests.cluster.postgres import wait_for
 
@@ -32,7 +32,9 @@ def cluster() -> Iterator[Cluster]:
 def test_servers_of_one_memory_go_on_when_its_primary_is_killed(cluster: Cluster) -> None:
     check_doors(cluster)
     check_one_memory(cluster)
+    check_followed(cluster)
     print(f"every server writes again after {check_takeover(cluster):.1f} s")
+    check_followed(cluster)
 
 
 @pytest.mark.slow
