@@ -29,6 +29,8 @@ from tests.benchmarks.tables import Table, number, print_json, print_tables
 from tests.cluster.postgres import PostgresServer
 
 _BATCH = 500
+_NO_BUDGET = "1MB"
+"""Which no index here fits, so that it is searched in the database."""
 _WORTH_A_LINE = 100
 """Bytes for each step."""
 _EXTRAPOLATED = (100_000, 1_000_000)
@@ -78,9 +80,9 @@ def measure(
     """
     unit = _unit_costs(counts(sizes), appends)
     costs = Costs(
-        bytes_per_step=unit["bytes_per_step"],
-        append_cpu=unit["append"]["server_cpu"] + unit["index"]["server_cpu"],
-        wal_bytes=unit["append"]["wal_bytes"] + unit["index"]["wal_bytes"],
+        bytes_per_step=unit["bytes_per_step"] + unit["search_bytes_per_step"],
+        append_cpu=unit["whole"]["server_cpu"],
+        wal_bytes=unit["whole"]["wal_bytes"],
     )
     outcome = simulate(
         costs,
@@ -97,7 +99,7 @@ def measure(
         **conditions(**options, searches=searches, cores=cores, budget=budget),
         "unit": unit,
         "states": [asdict(state) for state in outcome.states],
-        "load": _load(outcome, unit, searches, budget),
+        "load": _load(outcome, costs, unit, searches, budget),
     }
 
 
@@ -106,15 +108,11 @@ def _unit_costs(sizes: Sequence[int], appends: int) -> dict[str, Any]:
     os.environ[FOLDER_VARIABLE] = "no"  # no index is cached, and none read
     server = PostgresServer("capacity")
     try:
+        server.run("CREATE EXTENSION vector")
         searched: dict[int, dict[str, float]] = {}
         with StepMemory(server.address()) as memory:
-
-            def indexed() -> None:
-                memory.search("so that all is indexed")
-                memory.flush()
-
             memory.add(made_steps(1))
-            indexed()
+            _index(memory)
             first, batch, index = 1, dict[str, float](), dict[str, float]()
             for size in sizes:
                 made = [
@@ -122,24 +120,52 @@ def _unit_costs(sizes: Sequence[int], appends: int) -> dict[str, Any]:
                     for at in range(first, size, _BATCH)
                 ]
                 batch = _spent(server, size - first, lambda made=made: _add_all(memory, made))
-                index = _spent(server, size - first, indexed)
+                index = _spent(server, size - first, lambda: _index(memory))
                 first = size
                 searched[size] = _searched(server)
-            server.run("VACUUM ANALYZE")
-            tables = dict(server.run(_BYTES))
+            tables = _tables_of(server)
             each = [[step] for step in made_steps(appends, first=first)]
             append = _spent(server, appends, lambda: _add_all(memory, each))
+            with StepMemory(server.address(), memory_budget=_NO_BUDGET) as other:
+                there = _spent(server, first, other.flush)
+            search_bytes = sum(_tables_of(server).values()) - sum(tables.values())
+            found_there = _searched(server, _NO_BUDGET)
+
+            more = max(first // 5, 1)
+            made = [list(made_steps(more, first=first + appends))]
+
+            def keep_up() -> None:
+                _add_all(memory, made)
+                _index(memory)
+
+            kept_up = _spent(server, more, keep_up)
     finally:
         server.close()
     return {
         "bytes_per_step": sum(tables.values()) / first,
+        "search_bytes_per_step": search_bytes / first,
         "tables": {name: size / first for name, size in tables.items() if size > first},
         "append": append,
         "batch": batch,
         "index": index,
+        "search_index": there,
+        "whole": {name: append[name] + kept_up[name] - batch[name] for name in append},
         "searched": {str(size): found for size, found in searched.items()},
+        "searched_there": {str(first): found_there},
         **{name: _line(searched, name) for name in searched[first]},
     }
+
+
+def _index(memory: StepMemory) -> None:
+    """Let words and vectors of all steps be stored."""
+    memory.search("so that all is indexed")
+    memory.flush()
+
+
+def _tables_of(server: PostgresServer) -> dict[str, int]:
+    """Return the bytes of each table with its indexes."""
+    server.run("VACUUM ANALYZE")
+    return dict(server.run(_BYTES))
 
 
 def _add_all(memory: StepMemory, batches: Sequence[Sequence[AgentStep]]) -> None:
@@ -162,11 +188,11 @@ def _spent(server: PostgresServer, count: int, work: Callable[[], None]) -> dict
     return {name: value / count for name, value in found.items()}
 
 
-def _searched(server: PostgresServer) -> dict[str, float]:
+def _searched(server: PostgresServer, budget: str = "") -> dict[str, float]:
     """Let a fresh process search what is stored; see capacity_process.py."""
     command = [sys.executable, "-m", "tests.benchmarks.capacity_process", server.address()]
     done = subprocess.run(
-        [*command, str(server.process_id)], check=True, cwd=CHECKOUT, stdout=subprocess.PIPE
+        [*command, str(server.process_id), budget], check=True, cwd=CHECKOUT, stdout=subprocess.PIPE
     )
     return orjson.loads(done.stdout.splitlines()[-1])
 
@@ -178,7 +204,9 @@ def _line(searched: dict[int, dict[str, float]], name: str) -> list[float]:
     return [max(below[name] - slope * least, 0.0), slope]
 
 
-def _load(outcome: Outcome, unit: dict[str, Any], searches: float, budget: int) -> dict[str, float]:
+def _load(
+    outcome: Outcome, costs: Costs, unit: dict[str, Any], searches: float, budget: int
+) -> dict[str, float]:
     """Return what the busiest hour takes, and which namespaces fit a process."""
     rate, sizes = outcome.appends_per_second, outcome.sizes
     fitting = budget * 2**20 / max(unit["index_bytes"][1], 1.0)
@@ -187,10 +215,10 @@ def _load(outcome: Outcome, unit: dict[str, Any], searches: float, budget: int) 
     asked = rate * searches * sizes / sizes.sum()
     return {
         "appends_per_second": rate,
-        "append_cores": rate * (unit["append"]["client_cpu"] + unit["index"]["client_cpu"]),
+        "append_cores": rate * unit["whole"]["client_cpu"],
         "busiest_database_cores": outcome.busiest_cores,
         "busiest_database_wal": outcome.busiest_wal,
-        "total_bytes": float(sizes.sum()) * unit["bytes_per_step"],
+        "total_bytes": float(sizes.sum()) * costs.bytes_per_step,
         "largest_share": float(sizes.max() / sizes.sum()),
         "over": float(outcome.over),
         "fitting_steps": fitting,
@@ -219,13 +247,15 @@ def _size_table(unit: dict[str, Any]) -> Table:
     rows = [
         ["database, with indexes", number(unit["bytes_per_step"], 0)],
         *([f"  {name}", number(size, 0)] for name, size in tables if size >= _WORTH_A_LINE),
+        ["  for search in it, beside", number(unit["search_bytes_per_step"], 0)],
         ["index in a process", number(unit["index_bytes"][1], 0)],
     ]
     return Table(f"one step of {PAYLOAD_BYTES:,} bytes", ["", "bytes"], rows)
 
 
 def _work_table(unit: dict[str, Any]) -> Table:
-    told = {"append": "append of one", "batch": f"append in {_BATCH}", "index": "indexing, once"}
+    told = {"append": "append of one", "batch": f"append in {_BATCH}", "index": "words and vector"}
+    told |= {"search_index": "for search in the database", "whole": "append and all of it"}
     rows: list[list[str]] = []
     for work, name in told.items():
         cpu = (number(unit[work][f"{side}_cpu"] * 1e3, 2) for side in ("client", "server"))
@@ -236,22 +266,29 @@ def _work_table(unit: dict[str, Any]) -> Table:
 
 
 def _search_table(unit: dict[str, Any]) -> Table:
-    measured: dict[str, dict[str, float]] = unit["searched"]
+    places = {"process": unit["searched"], "database": unit["searched_there"]}
     rows = [
-        [f"{int(size):,}", "measured", *_searches(found["search_cpu"], found["process_bytes"])]
+        [f"{int(size):,}", place, *_searches(found)]
+        for place, measured in places.items()
         for size, found in measured.items()
     ]
     for size in _EXTRAPOLATED:
-        cpu, memory = (
-            unit[name][0] + unit[name][1] * size for name in ("search_cpu", "process_bytes")
-        )
-        rows.append([f"{size:,}", "by the line", *_searches(cpu, memory)])
-    columns = ["steps", "", "CPU, ms", "a second and core", "process, MB"]
-    return Table("searches in a process, hybrid", columns, rows)
+        names = ("search_cpu", "process_bytes")
+        found = {name: unit[name][0] + unit[name][1] * size for name in names}
+        rows.append([f"{size:,}", "extrapolated", *_searches(found)])
+    columns = ["steps", "index in", "client", "server", "per core", "process, MB"]
+    note = "ms of CPU; searches a second that a core of both together carries"
+    return Table("hybrid search", columns, rows, [note])
 
 
-def _searches(cpu: float, memory: float) -> list[str]:
-    return [number(cpu * 1e3, 1), number(1 / cpu, 0), number(memory / 1e6, 0)]
+def _searches(found: dict[str, float]) -> list[str]:
+    client, server = found["search_cpu"], found.get("search_server_cpu")
+    return [
+        number(client * 1e3, 1),
+        "-" if server is None else number(server * 1e3, 1),
+        "-" if server is None else number(1 / (client + server), 0),
+        number(found["process_bytes"] / 1e6, 0),
+    ]
 
 
 def _state_table(states: Sequence[dict[str, Any]]) -> Table:
@@ -271,11 +308,7 @@ def _state_table(states: Sequence[dict[str, Any]]) -> Table:
 
 
 def _load_table(unit: dict[str, Any], load: dict[str, float], options: dict[str, Any]) -> Table:
-    a_day = (
-        options["steps"]
-        / options["days"]
-        * sum(unit[work]["wal_bytes"] for work in ("append", "index"))
-    )
+    a_day = options["steps"] / options["days"] * unit["whole"]["wal_bytes"]
     move = options["steps"] * load["largest_share"] * unit["batch"]["seconds"]
     rows = [
         ["bytes of all", f"{load['total_bytes'] / 1e12:.2f} TB"],

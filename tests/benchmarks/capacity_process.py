@@ -31,14 +31,14 @@ def cpu_of_server(process_id: int) -> float:
     return spent
 
 
-def searched(address: str, server: int) -> dict[str, float]:
-    """Return what the index of a memory and a search in it take."""
+def searched(address: str, server: int, budget: str | None) -> dict[str, float]:
+    """Return what the index of a memory, and a search in it or in its database, take."""
     with StepMemory(IN_MEMORY) as warm:
         warm.add(made_step(0))
         warm.search("warm up")
     queries = made_queries(SEARCHES + 1)
     resident, cpu = psutil.Process().memory_info().rss, time.process_time()
-    with StepMemory(address) as memory:
+    with StepMemory(address, memory_budget=budget) as memory:
         memory.search(queries.pop(), 10)
         build = time.process_time() - cpu
         index = psutil.Process().memory_info().rss - resident
@@ -58,4 +58,4 @@ def searched(address: str, server: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(orjson.dumps(searched(sys.argv[1], int(sys.argv[2]))).decode())
+    print(orjson.dumps(searched(sys.argv[1], int(sys.argv[2]), sys.argv[3] or None)).decode())
