@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import compress
 from math import ceil
 
 import numpy as np
@@ -211,23 +212,22 @@ class _Candidates:
     def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, list[str]]:
         """Return rows that pass and hold one of the rarest terms, or all common ones."""
         if self._narrow is not None:
-            found = self.view.words(self._narrow)
+            rows, words = self.view.words(self._narrow)
         else:
             share = 1.0 if self.rows is None else len(self.rows) / max(counts.documents, 1)
             room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
             ordered = sorted(terms, key=lambda term: counts.holding[term])
             expected = np.cumsum([counts.holding[term] for term in ordered])
             rare = ordered[: max(int(np.searchsorted(expected, room, "right")), 1)]
-            found = self.view.holding(rare, int(2 * room), all_of=False)
+            rows, words = self.view.holding(rare, int(2 * room), all_of=False)
             common = ordered[len(rare) :] or (ordered if expected[0] > 2 * room else [])
-            if common and (len(found) < ENOUGH or len(rare) == 1):
-                found += self.view.holding(common, int(room), all_of=True)
-        words = dict(found)
-        rows = np.array([*words], np.int64)
+            if common and (len(rows) < ENOUGH or len(rare) == 1):
+                more, their_words = self.view.holding(common, int(room), all_of=True)
+                new = ~np.isin(more, rows)
+                rows = np.concatenate((rows, more[new]))
+                words += compress(their_words, new)
         passing = self.passing(rows)
-        return rows[passing], [
-            text for text, good in zip(words.values(), passing, strict=True) if good
-        ]
+        return rows[passing], [*compress(words, passing)]
 
     def _nearest(self, vector: FloatVector) -> Rows:
         """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""

@@ -22,12 +22,12 @@ class SearchView(Protocol):
         """Return how many documents there are, and how many hold each stem."""
         ...
 
-    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> list[tuple[int, str]]:
-        """Return up to `limit` rows that hold one of some stems, or all, beside their words."""
+    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> tuple[Rows, list[str]]:
+        """Return up to `limit` rows that hold one of some stems, or all, and beside them words."""
         ...
 
-    def words(self, rows: Rows) -> list[tuple[int, str]]:
-        """Return rows that may be found beside their words."""
+    def words(self, rows: Rows) -> tuple[Rows, list[str]]:
+        """Return those of some rows that may be found, and beside them their words."""
         ...
 
     def texts(self, rows: Rows) -> list[TextRow]:

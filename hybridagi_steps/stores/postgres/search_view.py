@@ -23,8 +23,8 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.stores.postgres.database import SpellingConnection
 from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
 
-_SEARCH_WIDTH = 100
-"""Nodes of the graph that are kept in view (`hnsw.ef_search`): twice the usual pool."""
+_SEARCH_WIDTH = 200
+"""Nodes of the graph that are kept in view (`hnsw.ef_search`): four times the usual pool."""
 _SETTINGS = """SELECT set_config('hnsw.ef_search', '{width}', true),
     set_config('hnsw.iterative_scan', 'relaxed_order', true),
     set_config('jit', 'off', true)"""
@@ -39,11 +39,12 @@ _STATE = """SELECT texts_through, vectors_through, documents, words, own_words,
 _COUNTS = """SELECT stem, documents FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)"""
 _UNCOUNTED = """SELECT tokens FROM step_text
     WHERE namespace = {n} AND seq > %s AND NOT scoped AND text_hash <> 0"""
-_HOLDING = """SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0
-        AND stems(tokens) && CAST(%s AS TEXT[]) LIMIT %s"""
-_HOLDING_ALL = _HOLDING.replace("&&", "@>")
-_WORDS = """SELECT row, tokens FROM step_text
-    WHERE row = ANY(%s) AND namespace = {n} AND text_hash <> 0"""
+# All in two texts: the driver takes longer for so many rows than the server to find them.
+_WORDED = """SELECT string_agg(CAST(row AS TEXT), ' '), string_agg(tokens, chr(1)) FROM (
+    SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0 AND """
+_HOLDING = _WORDED + "stems(tokens) && CAST(%s AS TEXT[]) LIMIT %s) found"
+_HOLDING_ALL = _WORDED + "stems(tokens) @> CAST(%s AS TEXT[]) LIMIT %s) found"
+_WORDS = _WORDED + "row = ANY(%s)) found"
 _SAYING = """SELECT row, text_hash = %s FROM step_text
     WHERE namespace = {n} AND (text_hash = %s OR purpose_hash = %s)"""
 _NEAREST = """SELECT row FROM near WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}
@@ -81,13 +82,13 @@ class DatabaseView:
                 held[stem] += 1
         return StemCounts(documents, words, own_words, held)
 
-    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> list[tuple[int, str]]:
-        """Return up to `limit` rows that hold one of some stems, or all, beside their words."""
-        return self._ask(_HOLDING_ALL if all_of else _HOLDING, list(stems), limit)
+    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> tuple[Rows, list[str]]:
+        """Return up to `limit` rows that hold one of some stems, or all, and beside them words."""
+        return self._worded(_HOLDING_ALL if all_of else _HOLDING, list(stems), limit)
 
-    def words(self, rows: Rows) -> list[tuple[int, str]]:
-        """Return rows that may be found beside their words."""
-        return self._ask(_WORDS, _list(rows))
+    def words(self, rows: Rows) -> tuple[Rows, list[str]]:
+        """Return those of some rows that may be found, and beside them their words."""
+        return self._worded(_WORDS, _list(rows))
 
     def texts(self, rows: Rows) -> list[TextRow]:
         """Return the words of rows."""
@@ -128,6 +129,12 @@ class DatabaseView:
         else:
             found = self._ask(_NEAREST_AMONG, _list(among), asked, count)
         return np.array([row for (row,) in found], np.int64)
+
+    def _worded(self, sql: str, *values: object) -> tuple[Rows, list[str]]:
+        rows, words = self._ask(sql, *values)[0]
+        if rows is None:
+            return np.empty(0, np.int64), []
+        return np.array(rows.split(), np.int64), words.split("\x01")
 
     def _texts(self, condition: str, *values: object) -> list[TextRow]:
         return [stored_text(*row) for row in self._ask(_TEXTS + condition, *values)]
