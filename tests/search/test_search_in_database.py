@@ -281,6 +281,46 @@ def test_without_pgvector_the_index_is_held_which_is_said_once(
     assert len(caplog.messages) == 1
 
 
+def test_who_may_not_make_indexes_holds_the_index_until_somebody_has(
+    postgres_address: str, real_steps: list[hs.AgentStep], caplog: pytest.LogCaptureFixture
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    role = f"writer_{uuid4().hex[:8]}"
+    with hs.StepMemory(postgres_address, embedder="hashing") as owner:
+        owner.add(real_steps[:50])
+    grants = [
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT USAGE ON SCHEMA hybridagi_steps TO {role}",
+        *(
+            f"ALTER DEFAULT PRIVILEGES IN SCHEMA hybridagi_steps GRANT ALL ON {kind} TO {role}"
+            for kind in ("TABLES", "SEQUENCES")
+        ),
+        *(
+            f"GRANT ALL ON ALL {kind} IN SCHEMA hybridagi_steps TO {role}"
+            for kind in ("TABLES", "SEQUENCES")
+        ),
+        "CREATE EXTENSION vector SCHEMA public",
+    ]
+    with psycopg.connect(postgres_address, autocommit=True) as connection:
+        for grant in grants:
+            connection.execute(grant)
+    try:
+        theirs = postgres_address.replace("://postgres", f"://{role}", 1)
+        with hs.StepMemory(theirs, **SMALL) as memory, caplog.at_level(logging.WARNING):
+            assert memory.search("flight")
+            assert not in_database(memory)
+            assert ["permission denied" in said for said in caplog.messages] == [True]
+        with hs.StepMemory(postgres_address, **SMALL) as owner:
+            owner.flush()
+        with hs.StepMemory(theirs, **SMALL) as memory:
+            memory.add(real_steps[50:400])
+            assert memory.search("flight")
+            assert in_database(memory)
+    finally:
+        with psycopg.connect(postgres_address, autocommit=True) as connection:
+            connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 @pytest.mark.parametrize("budget", ["12 apples", "", "-1MB", 0, True, [], "1e400MB"])
 def test_what_is_no_size_is_refused_before_anything_is_made(tmp_path: Path, budget: Any) -> None:
     with pytest.raises(InvalidSettingError, match="memory_budget"):

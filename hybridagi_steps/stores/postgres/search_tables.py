@@ -20,7 +20,7 @@ from struct import pack
 
 import psycopg
 
-from hybridagi_steps.errors import StorageError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
 from hybridagi_steps.records.store_values import FloatVector, VectorRow
 from hybridagi_steps.stores.postgres.database import Raw, SpellingConnection
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS
@@ -77,11 +77,12 @@ _MADE = b"""SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i
     WHERE s.nspname = current_schema() AND c.relname = ANY(%s)"""
 _STATE = "SELECT texts_through, vectors_through FROM search_state WHERE namespace = ?"
 _NEW_STATE = "INSERT INTO search_state (namespace) VALUES (?) ON CONFLICT DO NOTHING"
+# In the order of the index: else the planner looks through a table for the first few.
 _WAITING = """SELECT
     (SELECT count(*) FROM (SELECT 1 FROM step_text WHERE namespace = s.namespace
-        AND seq > s.texts_through LIMIT ?) t),
+        AND seq > s.texts_through ORDER BY seq LIMIT ?) t),
     (SELECT count(*) FROM (SELECT 1 FROM embedding WHERE namespace = s.namespace
-        AND seq > s.vectors_through LIMIT ?) v)
+        AND seq > s.vectors_through ORDER BY seq LIMIT ?) v)
     FROM search_state s WHERE s.namespace = ?"""
 _COUNT_ON = """SELECT count_texts(CAST(? AS INTEGER), 1, CAST(? AS TEXT[]))"""
 _UNCOUNTED = """SELECT max(seq), array_agg(tokens) FILTER (WHERE NOT scoped AND text_hash <> 0)
@@ -124,8 +125,10 @@ class SearchTables(PostgresTables, DerivedTables):
                 self._fill()
             elif self._db.known(_STATE, (self._namespace,)) is None:
                 return "it can only be read here, and nobody searched it so where it can be written"
-        except StorageError as error:
+        except ReadOnlyStorageError as error:
             return str(error)
+        except StorageBusyError as error:
+            log.info("not all that a search in %s needs is made now: %s", self._db.name, error)
         return None
 
     def make_graph(self, dimension: int) -> bool:

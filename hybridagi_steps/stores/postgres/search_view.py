@@ -38,7 +38,7 @@ _STATE = """SELECT texts_through, vectors_through, documents, words, own_words,
     FROM search_state WHERE namespace = {n}"""
 _COUNTS = """SELECT stem, documents FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)"""
 _UNCOUNTED = """SELECT tokens FROM step_text
-    WHERE namespace = {n} AND seq > %s AND NOT scoped AND text_hash <> 0"""
+    WHERE namespace = {n} AND seq > %s AND NOT scoped AND text_hash <> 0 ORDER BY seq"""
 # All in two texts: the driver takes longer for so many rows than the server to find them.
 _WORDED = """SELECT string_agg(CAST(row AS TEXT), ' '), string_agg(tokens, chr(1)) FROM (
     SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0 AND """
@@ -119,7 +119,7 @@ class DatabaseView:
 
     def newest_vectors(self) -> list[VectorRow]:
         """Return the embeddings that `nearest` does not know of yet."""
-        return self._vectors("seq > %s", self._state[1]) if self._state[-1] else []
+        return self._vectors("seq > %s ORDER BY seq", self._state[1]) if self._state[-1] else []
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
         """Return the rows whose vectors point most alike, the nearest first, roughly."""
