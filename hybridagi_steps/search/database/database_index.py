@@ -199,12 +199,12 @@ class _Candidates:
     # -- candidates -------------------------------------------------------------------------------
 
     def _alike(self, text: AskedText, counts: StemCounts) -> Rows:
-        """Return the best rows of each half, somewhat more than `pool` of each."""
+        """Return the best rows of each half."""
         found = [np.empty(0, np.int64)]
         if text.terms:
             rows, tokens = self._holding(text.terms, counts)
             scores = window_scores(tokens, counts, text.terms)
-            found.append(rows[np.argsort(-scores, kind="stable")[: 2 * self.pool]])
+            found.append(rows[np.lexsort((rows, -scores))[: self._kept]])
         if text.vector is not None:
             found.append(self._nearest(text.vector))
         return distinct(np.concatenate(found))
@@ -233,17 +233,17 @@ class _Candidates:
         """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""
         newest = self._newest(vector)
         if self._narrow is not None:
-            kept = self.view.nearest(vector, 2 * self.pool, self._narrow)
+            kept = self.view.nearest(vector, self._kept, self._narrow)
         else:
             share = 1.0 if self.rows is None else len(self.rows) / max(self.documents, 1)
-            count = ceil(1.2 * self.pool / max(share, 0.001)) + 10
+            count = ceil(self._kept / max(share, 0.001))
             while True:
                 found = self.view.nearest(vector, min(count, DEEPEST), None)
                 kept = found[self.passing(found)]
                 if len(kept) >= self.pool or len(found) < count or count >= DEEPEST:
                     break
                 count *= 4
-        return self._join(kept[: 2 * self.pool], newest)
+        return self._join(kept[: self._kept], newest)
 
     def _newest(self, vector: FloatVector) -> Rows:
         """Return the nearest of the rows that `nearest` does not know of yet."""
@@ -256,6 +256,11 @@ class _Candidates:
         vectors = np.stack([each for _, each in usable])[passing]
         near = unit_rows(vectors, len(vector), where="vector") @ vector
         return rows[passing][np.argsort(-near, kind="stable")[: self.pool]]
+
+    @property
+    def _kept(self) -> int:
+        """Candidates of each half that are read: the pool of each shard, and some for rounding."""
+        return self.pool * (1 if self.where.scope is None else 2) + 10
 
     @property
     def _narrow(self) -> Rows | None:
