@@ -88,6 +88,9 @@ def serve(
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=0, help="Most of them that wait for their turn.")
     ] = 16,
+    drain: Annotated[
+        float, typer.Option("--drain", min=0, help="Seconds that runs get to end when stopped.")
+    ] = 0.0,
     embedder: EmbedderName = "auto",
     namespace: Namespace = "default",
     redact: Redact = None,
@@ -104,6 +107,7 @@ def serve(
         max_runs=max_runs,
         max_concurrency=max_concurrency,
         max_queue=max_queue,
+        drain_seconds=drain,
     )
     with ExitStack() as stack:
         memory = stack.enter_context(opened(db, namespace, redact, embedder))
@@ -266,7 +270,9 @@ def worker(
     db: Db = DEFAULT_DB,
     queue: Annotated[
         str | None,
-        typer.Option("--queue", help="The queue's file; FILE.runs by default.", metavar="FILE"),
+        typer.Option(
+            "--queue", help="The queue's file or address; by default the memory's.", metavar="DB"
+        ),
     ] = None,
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="Most runs at a time.")] = 8,
     grace: Annotated[

@@ -6,9 +6,7 @@ row that its worker renews (stores/postgres/presence.py), seen by every machine.
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -99,23 +97,13 @@ class LeasedNames:
     look_seconds = 1.0
 
     def __init__(self, conninfo: str) -> None:
-        from hybridagi_steps.stores.postgres.presence import LEASE_SECONDS, Presence
+        from hybridagi_steps.stores.postgres.presence import Presence
 
-        self._presence, self._lease = Presence(conninfo), LEASE_SECONDS
+        self._presence = Presence(conninfo)
         self.take, self.release = self._presence.take, self._presence.release
         self.first_free, self.close = self._presence.new_name, self._presence.close
-        self._renewed = time.monotonic()
-        self._believes_from = self._renewed + 2 * self.look_seconds
 
     def renew(self, name: str) -> bool:
-        """Renew the row of a name.
-
-        After an outage of the server nobody has renewed, and no connection is what it was: whoever
-        could not renew in time calls nobody dead for a lease.
-        """
-        before, self._renewed = self._renewed, -math.inf
-        held, now = self.take(name), time.monotonic()
-        if not held or now - before > self._lease / 2:
-            self._believes_from = now + self._lease
-        self._renewed = now
-        return now >= self._believes_from
+        """Renew the row of a name."""
+        self.take(name)
+        return not self._presence.doubts

@@ -42,9 +42,9 @@ from hybridagi_steps.server.tokens import Tokens
 if TYPE_CHECKING:
     from hybridagi_steps.running.runner import StepRunner
 
-OPEN_PATHS = ("/", "/healthz")
+OPEN_PATHS = ("/", "/healthz", "/readyz")
 OPEN_FOLDERS = ("/static/",)
-"""What needs no token: the page, which knows nothing, and the sign of life."""
+"""What needs no token: the page, which knows nothing, and the signs of life."""
 _ROUTERS = (
     search_routes.router,  # first, since it is refused most, and being found costs as much
     chat_routes.router,
@@ -83,7 +83,7 @@ def create_app(
         lifespan=_lifespan,
         dependencies=[Depends(_refuse_unknown_parameters), Depends(check_path)],
     )
-    metrics = ServerMetrics()
+    metrics = ServerMetrics(memory.namespace)
     app.state.services = Services(
         memory=memory,
         repository=memory.repository(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
@@ -20,10 +20,16 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class ServerMetrics:
-    """Counters and timings of one app."""
+    """Counters and timings of one app.
 
-    def __init__(self) -> None:
+    Args:
+        namespace: The memory's, which `memory_info` tells, so that figures can be had by it.
+    """
+
+    def __init__(self, namespace: str = "default") -> None:
         self._registry = CollectorRegistry()
+        served = Info("memory", "What is served.", namespace=_PREFIX, registry=self._registry)
+        served.info({"namespace": namespace})
         self._counting, self._counted = threading.Lock(), False
         self._agent_steps = 0
         counter = partial(Counter, namespace=_PREFIX, registry=self._registry)

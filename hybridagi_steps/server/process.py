@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from asyncio import Task
 from collections.abc import Callable, Sequence
@@ -50,14 +51,30 @@ class StepServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
         self._services = services
+        self._end_by: float | None = None
+        """When it ends, once a signal asked for that, though runs are still in flight."""
         self.given_up: threading.Timer | None = None
         """What ends the process when it does not come to its end, once a signal asked for that."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
         """Begin to end; a second signal ends the process at once."""
-        self.should_exit = True
+        self._end_by = time.monotonic() + self._services.settings.drain_seconds
+        self._services.hub.drain()
         end_at_next_signal()
-        self.given_up = end_after(_LONGEST_END_SECONDS, 1, main_thread_left)
+        self._end_when_idle()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look whether it is time to end."""
+        self._end_when_idle()
+        return await super().on_tick(counter)
+
+    def _end_when_idle(self) -> None:
+        """End once a signal asked for that, and no run is in flight or the time is over."""
+        if self._end_by is None or self.should_exit:
+            return
+        if not self._services.hub.in_flight or time.monotonic() >= self._end_by:
+            self.should_exit = True
+            self.given_up = end_after(_LONGEST_END_SECONDS, 1, main_thread_left)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End: take nothing more in, let go who waits, then the runs, then the connections."""

@@ -124,6 +124,11 @@ class RunHub:
         """Take in no more runs."""
         self._slots.close()
 
+    @property
+    def draining(self) -> bool:
+        """Whether no more runs are taken in."""
+        return self._slots.closed
+
     async def cancel(self, run_id: str) -> bool:
         """Stop a run, whichever server has it; return whether it was in flight."""
         if self.is_live(run_id):

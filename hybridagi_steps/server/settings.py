@@ -20,6 +20,8 @@ class ServerSettings:
     """Largest body of a request."""
     body_seconds: float = 30.0
     """How long a request may take to send its body."""
+    drain_seconds: float = 0.0
+    """How long runs in flight may go on when the server is told to end; it takes in no new ones."""
     max_streams: int = 2000
     """Event streams that are read at the same time."""
     max_runs: int = 64

@@ -65,6 +65,11 @@ class Slots:
         """How many wait for one."""
         return self._limiter.statistics().tasks_waiting
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody is taken in any more."""
+        return self._closed
+
     def check(self) -> None:
         """Refuse whoever would be one too many."""
         if self._closed:

@@ -36,7 +36,7 @@ SESSION = "anns-session"
 NO_SESSION = "no-session"
 TOKENS = {user: f"the-test-token-of-{user}" for user in ("ann", "bob")}
 OWN = frozenset({TokenScope.READ, TokenScope.APPEND, TokenScope.DELETE})
-OPEN = {"/", "/healthz"}
+OPEN = {"/", "/healthz", "/readyz"}
 """Paths that tell nothing of anybody."""
 
 

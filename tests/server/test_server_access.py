@@ -96,7 +96,7 @@ class TestWhoMayComeIn:
         ):
             assert httpx.get(f"{still.address}/static/{path}").status_code == 200
 
-    @pytest.mark.parametrize("path", ["/healthz", "/", "/static/app.js"])
+    @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/", "/static/app.js"])
     def test_what_is_open_answers_head_as_it_answers_get(self, still: Served, path: str) -> None:
         head, whole = (httpx.request(how, still.address + path) for how in ("HEAD", "GET"))
         assert (head.status_code, head.content) == (200, b"")

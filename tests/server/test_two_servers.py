@@ -102,8 +102,9 @@ def servers(tmp_path: Path, postgres_address: str) -> Iterator[Servers]:
     made = Servers(tmp_path, postgres_address)
     yield made
     for process in made.begun:
-        if process.running.poll() is None:
-            process.stop(signal.SIGKILL)
+        process.client.close()
+        process.running.kill()
+        process.running.communicate()
 
 
 class Reader:
@@ -257,6 +258,8 @@ def test_a_consent_is_given_at_another_server_and_after_a_kill(servers: Servers)
     question(reader, 2)
     first.stop(signal.SIGKILL)
     reader.end()
+    cut_off = read(second, "GET", f"/runs/{reader.run_id()}/events", None)
+    assert cut_off[-1].kind == "run_failed"
     assert [servers.noted(f"five {n}") for n in (1, 2, 3)] == [1, 1, 0]
     taken_up: list[Event] = []
     with second.client.stream("POST", "/sessions/five/resume") as answer:
@@ -295,3 +298,37 @@ def test_a_purge_reaches_runs_of_other_servers_and_what_is_known_of_them(
     assert reader.events[-1].kind == "run_cancelled", reader.events[-1]
     assert known() == set()
     problem(second.client.get("/sessions/seven/steps"), 404)
+
+
+def test_a_server_that_drains_or_has_lost_its_database_is_not_ready(
+    servers: Servers, postgres_address: str
+) -> None:
+    def ready() -> int:
+        return server.client.get("/readyz").status_code
+
+    server = servers.start("--drain", "60")
+    assert server.client.get("/readyz").json()["status"] == "ready"
+    assert 'hybridagi_steps_memory_info{namespace="default"} 1.0' in (
+        server.client.get("/metrics").text
+    )
+    name = postgres_address.partition("?")[0].rpartition("/")[2]
+    others = postgres_address.replace(f"/{name}", "/postgres")
+    with psycopg.connect(others, autocommit=True) as raw:
+        raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+        raw.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
+        assert ready() == 503
+        raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+    wait_for(lambda: ready() == 200, "the database again")
+
+    servers.hold("eight 2")
+    reader = Reader(server, "eight")
+    servers.wait_for("eight 2")
+    server.running.send_signal(signal.SIGTERM)
+    wait_for(lambda: ready() == 503, "the end to begin")
+    said = {"session_id": "nine", "message": "nine"}
+    problem(server.client.post("/chat/stream/v2", json=said), 503)
+    servers.let_go("eight 2")
+    assert reader.end()[-1].kind == "run_completed"
+    assert server.running.wait(30) == 0

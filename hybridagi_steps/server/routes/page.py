@@ -1,28 +1,33 @@
-"""The page, its files, the metrics, the sign of life: what is no session, run or search."""
+"""The page, its files, the metrics, the signs of life: what is no session, run or search."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from hybridagi_steps import __version__
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import NotAllowedError
+from hybridagi_steps.errors import NotAllowedError, StorageError
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import answer
 from hybridagi_steps.server.services import Shared, Who
 
 router = APIRouter(tags=["service"])
+log = logging.getLogger("hybridagi_steps.server")
 
 STATIC = Path(str(files("hybridagi_steps.server") / "static"))
 _OPEN: dict[str, Any] = {"security": []}
 """What a route adds to its OpenAPI entry when it needs no token."""
+_READY_SECONDS = 2.0
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,6 +48,21 @@ async def page() -> FileResponse:
 async def health(shared: Shared) -> Response:
     """Say that the server lives."""
     return answer({"status": "ok", "version": __version__, "program": shared.has_program})
+
+
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz", response_model=shapes.Health, responses=problems(503), openapi_extra=_OPEN)
+async def ready(shared: Shared) -> Response:
+    """Say that the server takes work: it is not about to end, and its memory can be read."""
+    if shared.hub.draining:
+        raise HTTPException(503, "the server is about to end.")
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            await in_thread(shared.repository.store.frontier)
+    except (TimeoutError, StorageError) as error:
+        log.warning("not ready: %s", error)
+        raise HTTPException(503, "the memory cannot be read.") from error
+    return answer({"status": "ready", "version": __version__, "program": shared.has_program})
 
 
 @router.get(

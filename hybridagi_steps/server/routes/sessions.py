@@ -23,8 +23,8 @@ from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.server import schemas as shapes
-from hybridagi_steps.server.markdown import answers_html
 from hybridagi_steps.server.problems import problems
+from hybridagi_steps.server.routes.markdown import answers_html
 from hybridagi_steps.server.schemas import SESSION, SessionId, answer
 from hybridagi_steps.server.security import PURGE
 from hybridagi_steps.server.services import Shared, Who

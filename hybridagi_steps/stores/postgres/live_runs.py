@@ -28,7 +28,8 @@ _TELL = f"""INSERT INTO {WORK_SCHEMA}.run_event
 _END = f"""UPDATE {WORK_SCHEMA}.live_run SET ended_at = clock_timestamp()
     WHERE namespace = %(namespace)s AND run_id = %(run_id)s"""  # noqa: S608
 _RUNS = f"""SELECT r.run_id, r.session_id, r.user_id, r.ended_at IS NULL AND EXISTS (
-        SELECT FROM {WORK_SCHEMA}.presence p WHERE p.name = r.holder AND {ALIVE}) AS in_flight
+        SELECT FROM {WORK_SCHEMA}.presence p
+        WHERE p.name = r.holder AND ({ALIVE} OR %(doubts)s)) AS in_flight
     FROM {WORK_SCHEMA}.live_run r WHERE r.namespace = %(namespace)s"""  # noqa: S608
 _FIND = f"{_RUNS} AND r.run_id = %(run_id)s"
 _NUMBERS = f"""SELECT step_id, number FROM {WORK_SCHEMA}.run_event
@@ -38,7 +39,7 @@ _ELSEWHERE = f"""SELECT * FROM ({_RUNS} AND r.holder <> %(holder)s) runs WHERE i
     AND (%(wanted)s::text IS NULL OR run_id = %(wanted)s)
     AND (%(user_id)s::text IS NULL OR user_id = %(user_id)s)"""  # noqa: S608
 _ASK = f"""INSERT INTO {WORK_SCHEMA}.run_request (id, namespace, run_id, asked)
-    VALUES (%(id)s, %(namespace)s, %(run_id)s, %(asked)s)"""  # noqa: S608
+    VALUES (%(id)s, %(namespace)s, %(run_id)s, %(asked)s) ON CONFLICT DO NOTHING"""  # noqa: S608
 _OPEN = f"""SELECT id, run_id, asked FROM {WORK_SCHEMA}.run_request
     WHERE namespace = %(namespace)s AND answer IS NULL"""  # noqa: S608
 _REPLY = f"UPDATE {WORK_SCHEMA}.run_request SET answer = %(answer)s WHERE id = %(id)s"  # noqa: S608
@@ -147,4 +148,5 @@ class LiveRuns:
         self._presence.close()
 
     def _ask(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
-        return self._presence.ask(sql, {**self._own, **values})
+        doubts = self._presence.doubts
+        return self._presence.ask(sql, {**self._own, "doubts": doubts, **values})

@@ -1,7 +1,7 @@
 """Presence: which processes are alive, as rows of a PostgreSQL table that they renew (leases).
 
-A name is held by a row. It is free again when the connection that renewed it last is gone, as at
-once after kill -9, or when nobody has renewed it for `LEASE_SECONDS`, as when a machine, its
+A name is held by a row. It is free again when the connection that renewed it last is gone, two
+seconds after kill -9, or when nobody has renewed it for `LEASE_SECONDS`, as when a machine, its
 network or a whole process stands still. Times are the server's, so clocks of machines do not
 matter, and nothing is kept in a session, so a pooler does not.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -23,8 +25,11 @@ from hybridagi_steps.stores.postgres.work_tables import (
 )
 
 LEASE_SECONDS = 10.0
-ALIVE = f"""p.seen_at > clock_timestamp() - interval '{LEASE_SECONDS:g} s'
-    AND EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = p.backend)"""
+_CONNECTION_SECONDS = 2.0
+"""How long a process whose connection was ended has to come back on another one."""
+ALIVE = f"""(p.seen_at > clock_timestamp() - interval '{LEASE_SECONDS:g} s'
+    AND (p.seen_at > clock_timestamp() - interval '{_CONNECTION_SECONDS:g} s' OR EXISTS (
+        SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = p.backend)))"""
 """Whether a row `p` of `presence` is of a living process."""
 _TAKE = f"""INSERT INTO {WORK_SCHEMA}.presence AS p
     VALUES (%(name)s, %(token)s, pg_backend_pid(), clock_timestamp(), %(host)s, %(process)s)
@@ -45,12 +50,18 @@ class Presence:
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
         self._raw = connected(conninfo)
+        self._lock, self._doubts_until = threading.Lock(), 0.0
         self._about = {"token": uuid4(), "host": socket.gethostname(), "process": os.getpid()}
         try:
             prepare(self._raw, conninfo)
         except BaseException:
             self._raw.close()
             raise
+
+    @property
+    def doubts(self) -> bool:
+        """Whether others may seem dead that are not: after an outage none has come back yet."""
+        return time.monotonic() < self._doubts_until
 
     def new_name(self, prefix: str) -> str:
         """Take a name that was never used.
@@ -71,18 +82,29 @@ class Presence:
         self.ask(_RELEASE, {"name": name, **self._about})
 
     def ask(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]:
-        """Run one statement; return its rows. A lost connection is replaced at the next one.
+        """Run one statement that may be run twice; return its rows.
+
+        A connection that the server ended is replaced.
 
         Raises:
             StorageError: The database cannot be reached, or refuses it.
         """
-        if self._raw.closed:
-            self._raw = connected(self._conninfo)
         try:
-            answer = self._raw.execute(sql.encode(), values)
-            return answer.fetchall() if answer.description else []
+            with self._lock:
+                try:
+                    return self._asked(sql, values)
+                except psycopg.OperationalError:
+                    if not self._raw.closed:
+                        raise
+                    self._doubts_until = time.monotonic() + LEASE_SECONDS
+                    self._raw = connected(self._conninfo)
+                    return self._asked(sql, values)
         except psycopg.Error as error:
             raise translated_from(error, self._conninfo) from error
+
+    def _asked(self, sql: str, values: Any) -> list[tuple[Any, ...]]:
+        answer = self._raw.execute(sql.encode(), values)
+        return answer.fetchall() if answer.description else []
 
     def close(self) -> None:
         """Let the connection go, and with it every name."""
