@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         fork_session,
     )
     from hybridagi_steps.sessions.session_details import describe_session, session_details
+    from hybridagi_steps.stores.copying import CopyReport
     from hybridagi_steps.stores.retention import Retained
     from hybridagi_steps.token_counters import token_counter
     from hybridagi_steps.workspace.tools import workspace_tools
@@ -135,6 +136,7 @@ __all__ = [
     "ConsentRules",
     "Context",
     "ContextBuilder",
+    "CopyReport",
     "DurableRunner",
     "GraphInterpreter",
     "KNNSteps",
@@ -241,6 +243,7 @@ _HOMES: dict[str, str | None] = {
     "ConsentRules": "running.stored_consents",
     "Context": "context.builder",
     "ContextBuilder": "context.builder",
+    "CopyReport": "stores.copying",
     "DurableRunner": "durable.session_runs",
     "GraphInterpreter": "graph.interpreter",
     "KNNSteps": "optimize.with_experience",

@@ -48,6 +48,7 @@ from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.backup import back_up
+from hybridagi_steps.stores.copying import Copying
 from hybridagi_steps.stores.hygiene import Hygiene
 from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.prompts import Prompting
@@ -77,7 +78,7 @@ OPEN_MEMORIES: WeakSet[StepMemory] = WeakSet()
 """Those that are open in this process."""
 
 
-class StepMemory(Hygiene, Retention, Prompting, Listing):
+class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
     """Past steps, durable and searchable.
 
     Example:
@@ -419,13 +420,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
             EmbedderError: The embedder failed; `mode="lexical"` works without it.
         """
         hits = self.searcher.search(
-            query,
-            k,
-            for_recall(where),
-            mode=mode,
-            expand=expand,
-            min_score=min_score,
-            aim=aim,
+            query, k, for_recall(where), mode=mode, expand=expand, min_score=min_score, aim=aim
         )
         note_steps(step for hit in hits for step in (hit.step, *hit.context))
         return StepHits(hits).with_feedback(self._feedback_on)
@@ -509,7 +504,16 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
             raise MemoryNotPicklableError(
                 "a memory at ':memory:' cannot be pickled; give it a file."
             )
-        opened = partial(
+        return self._opening, (lasting_address(self.whole_address),)
+
+    def __repr__(self) -> str:
+        return f"StepMemory({self.address!r}, namespace={self.namespace!r})"
+
+    # -- inside
+
+    @property
+    def _opening(self) -> partial[StepMemory]:
+        return partial(
             StepMemory,
             embedder=self._binding.asked,
             namespace=self.namespace,
@@ -518,12 +522,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing):
             timeout_seconds=self.timeout_seconds,
             memory_budget=self.memory_budget,
         )
-        return opened, (lasting_address(self.whole_address),)
-
-    def __repr__(self) -> str:
-        return f"StepMemory({self.address!r}, namespace={self.namespace!r})"
-
-    # -- inside
 
     @property
     def embedder(self) -> Embedder:

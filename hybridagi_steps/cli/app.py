@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": "maintenance:verify",
     "reembed": "maintenance:reembed",
     "vacuum": "maintenance:vacuum",
+    "copy": "maintenance:copy",
     "backup": "maintenance:backup",
     "purge": "maintenance:purge",
     "retain": "maintenance:retain",

@@ -13,6 +13,7 @@ from hybridagi_steps.cli.options import (
     AsJson,
     Db,
     Namespace,
+    check_file,
     existing,
     named,
     with_filter,
@@ -96,6 +97,38 @@ def backup(
     with existing(db, "default") as memory:
         size = memory.backup(target)
     typer.echo(f"{target}: {size:,} bytes, all namespaces of {named(db)}.")
+
+
+def copy(
+    source: Annotated[str, typer.Argument(help="A memory: a file, or postgresql://…")],
+    target: Annotated[str, typer.Argument(help="Where to: a file, or postgresql://…")],
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Copy a memory to another address, while others write to it; again: go on."""
+    from hybridagi_steps.cli import render
+    from hybridagi_steps.stores import refuse_older
+
+    check_file(source)
+    refuse_older(source)
+    with existing(source, namespace) as memory, render.progress("copying") as watch:
+        report = memory.copy_to(target, watch)
+    if as_json:
+        render.print_json(asdict(report))
+        return
+    typer.echo(
+        f"{report.steps:,} steps, {report.messages:,} messages and {report.sessions:,} sessions of "
+        f"{named(source)} are in {named(target)}, as of {report.as_of:%H:%M:%S} UTC: "
+        f"{report.written:,} rows written, {report.removed:,} removed, "
+        f"{report.searches} searches answered alike."
+    )
+    if not report.searches:
+        typer.echo("no search was compared: somebody writes to the source.", err=True)
+    for place in report.unreached:
+        typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)
+    if report.others:
+        others = ", ".join(report.others)
+        typer.echo(render.plain(f"other namespaces there, not copied: {others}"), err=True)
 
 
 @with_filter

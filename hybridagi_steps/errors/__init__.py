@@ -25,6 +25,8 @@
     │   ├── ReadOnlyStorageError               cannot be written
     │   ├── DiskFullError                      no space left
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
+    ├── CopyError (ValueError)                 a copy over something else, or of nothing
+    │   └── CopyDiffersError                   a copy that is not equal to its source
     ├── MemoryClosedError (RuntimeError)       used after close()
     ├── MemoryNotPicklableError (TypeError)    an in-memory store lives in one process only
     ├── InvalidMemoryError (TypeError)         what was given is no step memory
@@ -64,7 +66,7 @@ Foreign exceptions are translated where they enter and kept as `__cause__`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -241,6 +243,19 @@ class DiskFullError(StorageError):
 
 class StorageBusyError(StorageError, TimeoutError):
     """Another writer held the store for longer than the timeout."""
+
+
+class CopyError(StepsError, ValueError):
+    """A memory that cannot be copied to where it was asked for; nothing was written."""
+
+
+class CopyDiffersError(CopyError):
+    """A copy that is not equal to its source."""
+
+    def __init__(self, message: str, counts: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.counts = dict(counts or {})
+        """How many differ, by what they are."""
 
 
 class MemoryClosedError(StepsError, RuntimeError):

@@ -13,15 +13,16 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from hybridagi_steps.errors import InvalidSettingError, UnsupportedAddressError
+from hybridagi_steps.errors import InvalidSettingError, StorageError, UnsupportedAddressError
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.json_values import is_clean
+from hybridagi_steps.stores.address import is_server, shown_address
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeout
 
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import StoreBackend
 
-__all__ = ["ENTRY_POINT_GROUP", "address_text", "open_store"]
+__all__ = ["ENTRY_POINT_GROUP", "address_text", "open_store", "refuse_older"]
 
 ENTRY_POINT_GROUP = "hybridagi_steps.stores"
 """Where other packages announce their back-ends."""
@@ -66,6 +67,26 @@ def open_store(
     )
 
 
+def refuse_older(address: str) -> None:
+    """Refuse an address where opening would make or migrate something, as the source of a copy.
+
+    Raises:
+        StorageError: Nothing is there, or it is of an earlier version.
+    """
+    module = _BACKENDS.get(_scheme(address), "").partition(":")[0]
+    if not module:
+        return  # another package's affair
+    schema = import_module(f"{module}.schema")
+    found, latest = schema.stored_version(address), schema.latest_version()
+    if found == 0:
+        raise StorageError(f"{shown_address(address)} holds no step memory.")
+    if found < latest:
+        raise StorageError(
+            f"{shown_address(address)} has schema version {found}, this library writes {latest}; "
+            "when nothing older writes to it any more, `hybridagi-steps stats` migrates it."
+        )
+
+
 def address_text(address: object) -> str:
     """Return an address as text."""
     text: Any = (
@@ -106,9 +127,8 @@ def _check_namespace(namespace: object) -> None:
 
 
 def _backend(address: str) -> Any:
-    found = _SCHEME.match(address)
-    scheme = found[1].lower() if found else _MEMORY if address == _MEMORY else _FILE
-    if found and scheme == _FILE:
+    scheme = _scheme(address)
+    if scheme == _FILE and is_server(address):
         raise _unsupported(address, "give the path itself, without file://.")
     if scheme in _BACKENDS:
         module, _, name = _BACKENDS[scheme].partition(":")
@@ -116,6 +136,11 @@ def _backend(address: str) -> Any:
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
         return entry_point.load()
     raise _unsupported(address, "use a file path, ':memory:' or install a back-end for it.")
+
+
+def _scheme(address: str) -> str:
+    found = _SCHEME.match(address)
+    return found[1].lower() if found else _MEMORY if address == _MEMORY else _FILE
 
 
 def _unsupported(address: str, why: str) -> UnsupportedAddressError:

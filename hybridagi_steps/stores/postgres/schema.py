@@ -8,13 +8,15 @@ processes opening at the same moment wait for. Nothing here knows what the table
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from psycopg import Connection
+from psycopg import Connection, Error, connect
 
 from hybridagi_steps.errors import DamagedFileError, ForeignFileError, NewerSchemaError
+from hybridagi_steps.stores.address import checked_server, shown_address
 from hybridagi_steps.stores.sql.tables import numbered_scripts
 
 SCHEMA = "hybridagi_steps"
@@ -70,6 +72,14 @@ def version_of(connection: Connection[Any], name: str) -> int:
             f"{name} is a step memory without {', '.join(sorted(missing))}; restore a backup."
         )
     return version
+
+
+def stored_version(address: str) -> int:
+    """Return the version of a database, left as it is; of one that cannot be read the latest."""
+    with suppress(Error), connect(checked_server(address), connect_timeout=10) as connection:
+        connection.execute(f"SET search_path TO {SCHEMA}".encode())
+        return version_of(connection, shown_address(address))
+    return latest_version()
 
 
 def migrate(connection: Connection[Any], name: str) -> None:

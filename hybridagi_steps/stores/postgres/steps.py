@@ -21,11 +21,12 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
-from hybridagi_steps.stores.body import encode_body
+from hybridagi_steps.stores.body import decode_body, encode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.positions import SETTLED
 from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
+from hybridagi_steps.stores.sql.copied_rows import OrderedRow
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
 from hybridagi_steps.stores.sql.sessions import session_state_query
 from hybridagi_steps.stores.sql.tables import (
@@ -158,7 +159,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     _runs = _RUNS
     _session_state = session_state_query("a.user_id")
     _columns, _recalled = _KEY_COLUMNS, _RECALLED
-    _save_text = _SAVE_TEXT
+    _save_text, _add_message = _SAVE_TEXT, _INSERT_MESSAGE
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_NAMESPACE, _EMPTY
@@ -232,6 +233,22 @@ class PostgresSteps(PostgresTables, StepWriting):
         except UniqueViolation as error:  # somebody beside us stored one since
             raise DuplicateStepError(self._stored_meanwhile(ids)) from error
         self._insert_vectors(connection, rows, steps)
+        return rows
+
+    def _insert_bodies(self, connection: Connection, steps: Sequence[OrderedRow]) -> list[int]:
+        """Insert steps as their bodies say, under new rows at the end."""
+        asked = (len(steps), self._namespace, many([]))
+        rows, _ = connection.execute(_NEXT_ROWS, asked).fetchone()
+        checks = [crc32(step.texts[0], self._namespace) for step in steps]
+        keys = [self._keys(decode_body(step.texts[0])).values() for step in steps]
+        cast("SpellingConnection", connection).copy(
+            "agent_step",
+            ("row", "branch_id", "sequence", *_COLUMNS),
+            (
+                (row, *step[2:4], self._namespace, step.id, step.texts[0].decode(), check, *values)
+                for row, step, check, values in zip(rows, steps, checks, keys, strict=True)
+            ),
+        )
         return rows
 
     def _stored_meanwhile(self, ids: Sequence[str]) -> str:

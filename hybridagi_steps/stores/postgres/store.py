@@ -26,6 +26,7 @@ from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
+from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import FRONTIER, StepLink
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection, many
@@ -202,7 +203,7 @@ _RESTART = 2**32
 """Added to an epoch for each restart of the server: more than `clear` will ever count."""
 
 
-class PostgresStepStore(PostgresAdmin, SearchTables):
+class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
     """Steps in one database. Safe for any number of threads, processes, machines and forks."""
 
     def __init__(

@@ -137,6 +137,8 @@ INVARIANTS = {
     "a count of steps that is not theirs": """SELECT t.namespace FROM tally t
         JOIN namespace n ON n.id = t.namespace AND n.rows_gone = t.rows_gone WHERE t.steps <>
         (SELECT count(*) FROM agent_step s WHERE s.namespace = n.id AND s.row <= t.through)""",
+    "an unfinished copy, until `copy` is done": """SELECT key FROM meta
+        WHERE substr(key, 1, 5) = 'copy:' AND value LIKE '[%,null]'""",
     "a step of no namespace": """SELECT row FROM agent_step s WHERE NOT EXISTS
         (SELECT 1 FROM namespace n WHERE n.id = s.namespace)""",
 }

@@ -314,6 +314,13 @@ class DerivedTables(MessageUnits):
             connection.executemany(self._save_message_vector, messages)
             advances.append(_MESSAGE_VECTORS_ADVANCE)
 
+    def _advance_vectors(self, connection: Connection) -> None:
+        """Move the watermarks of embeddings that were written one by one."""
+        bounds = zip(("settled", "settled_messages"), self._settled(connection), strict=True)
+        advance = f"{_VECTORS_ADVANCE}, {_MESSAGE_VECTORS_ADVANCE}"
+        update = f"UPDATE namespace SET {advance} WHERE id = :namespace"  # noqa: S608 - ours
+        connection.execute(update, {"namespace": self._namespace, **dict(bounds)})
+
     def frontier(self) -> Frontier:
         """Return the newest position and the newest row."""
         return self._frontier_of(self._db.known(FRONTIER, (self._namespace,)))

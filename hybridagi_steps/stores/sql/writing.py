@@ -36,7 +36,7 @@ _ENDS_OF_SESSIONS = """SELECT s.id, s.branch_id, 1 + coalesce(
 _NOWHERE = (None, None)
 _PINS = """SELECT id, branch_id, sequence FROM agent_step
     WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
-_INSERT_GIVEN = """INSERT INTO embedding
+INSERT_GIVEN = """INSERT INTO embedding
     (namespace, row, dimension, text_hash, given, scoped, vector, checksum)
     VALUES (?, ?, ?, ?, 1, ?, ?, ?)"""
 _RESCORED = "UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = ?"
@@ -148,7 +148,7 @@ class StepWriting(PromptTables):
             if step.vector is not None
         ]
         if given:
-            connection.executemany(_INSERT_GIVEN, given)
+            connection.executemany(INSERT_GIVEN, given)
 
     def _given(self, row: int, step: AgentStep) -> tuple[Any, ...]:
         vector = step.vector or []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
@@ -58,6 +59,15 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
             f"{path} is a step memory without {', '.join(sorted(missing))}; restore a backup."
         )
     return version
+
+
+def stored_version(address: str) -> int:
+    """Return the schema version of a file, left as it is; of one that cannot be read the latest."""
+    for mode in ("ro", "ro&immutable=1"):  # the second where no log can be made
+        uri = f"{Path(address).absolute().as_uri()}?mode={mode}"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as connection:
+            return version_of(connection, Path(address))
+    return latest_version()
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:

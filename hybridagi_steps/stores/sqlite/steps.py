@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
+from zlib import crc32
 
 import numpy as np
 import orjson
@@ -22,6 +23,7 @@ from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
 from hybridagi_steps.stores.body import checked_body
 from hybridagi_steps.stores.checksums import damaged
+from hybridagi_steps.stores.sql.copied_rows import OrderedRow
 from hybridagi_steps.stores.sql.lineage import OPEN_END, TAKE_NUMBER, Row, row_checksums
 from hybridagi_steps.stores.sql.sessions import session_state_query
 from hybridagi_steps.stores.sql.tables import (
@@ -269,7 +271,7 @@ class SqliteSteps(SqliteTables, StepWriting):
     _runs = _RUNS
     _session_state = session_state_query("json_extract(a.body, '$.user_id')")
     _columns, _recalled = _COLUMNS, RECALLED
-    _save_text, _packs_words = _SAVE_TEXT, True
+    _save_text, _packs_words, _add_message = _SAVE_TEXT, True, _INSERT_MESSAGE
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
     _forget_rows, _forget_namespace, _empty_rows = _FORGET_ROWS, _FORGET_ALL, _EMPTY
@@ -345,6 +347,20 @@ class SqliteSteps(SqliteTables, StepWriting):
             raise DuplicateStepError(twice) from error
         rows = list(range(first, first + len(steps)))
         self._insert_vectors(connection, rows, steps)
+        return rows
+
+    def _insert_bodies(self, connection: Connection, steps: Sequence[OrderedRow]) -> list[int]:
+        """Insert steps as their bodies say, under new rows at the end."""
+        (first,), namespace = connection.execute(_FIRST_ROW).fetchone(), self._namespace
+        rows = list(range(first, first + len(steps)))
+        connection.executemany(
+            _INSERT_AT,
+            (
+                (namespace, step.id, body.decode(), crc32(body, namespace), *step[2:4], row)
+                for row, step in zip(rows, steps, strict=True)
+                for body in step.texts
+            ),
+        )
         return rows
 
     def _insert_message(self, connection: Connection, branch_id: int, row: Row) -> None:

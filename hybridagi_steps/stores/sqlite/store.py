@@ -18,7 +18,8 @@ from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
-from hybridagi_steps.stores.sql.derived import DerivedTables, StepLink
+from hybridagi_steps.stores.sql.copy_tables import CopyTables
+from hybridagi_steps.stores.sql.derived import StepLink
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
@@ -118,7 +119,7 @@ _TAIL_LINKS = """SELECT row, parent_id, run_id, hop, user_id, scope FROM step_ta
     WHERE namespace = ? AND run_id IS NOT NULL"""
 
 
-class SqliteStepStore(SqliteAdmin, DerivedTables):
+class SqliteStepStore(SqliteAdmin, CopyTables):
     """Steps in one file. Safe for any number of threads and processes, and across forks."""
 
     def __init__(
