@@ -216,7 +216,8 @@ def test_a_flush_beside_the_background_makes_each_batch_once(tmp_path: Path) -> 
 def test_a_step_is_read_once_for_its_words_and_its_meaning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read, sound = Counter[int](), DerivedTables._sound
+    read = Counter[int]()
+    sound = DerivedTables._sound  # pyright: ignore[reportPrivateUsage]
 
     def counted(tables: DerivedTables, row: int, *stored: Any) -> AgentStep:
         read[row] += 1

@@ -22,9 +22,10 @@ import psycopg
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
 from hybridagi_steps.records.store_values import FloatVector, VectorRow
-from hybridagi_steps.stores.postgres.database import Raw, SpellingConnection
+from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS
 from hybridagi_steps.stores.postgres.search_view import DatabaseView, of_length_one
+from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.postgres.steps import PostgresTables
 from hybridagi_steps.stores.sql.derived import DerivedTables, stored_vector
 

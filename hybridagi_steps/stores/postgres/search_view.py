@@ -20,7 +20,7 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.stores.postgres.database import SpellingConnection
+from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
 
 _SEARCH_WIDTH = 200
