@@ -51,6 +51,7 @@ from hybridagi_steps.stores.backup import back_up
 from hybridagi_steps.stores.copying import Copying
 from hybridagi_steps.stores.hygiene import Hygiene
 from hybridagi_steps.stores.listing import Listing
+from hybridagi_steps.stores.placement import placed
 from hybridagi_steps.stores.prompts import Prompting
 from hybridagi_steps.stores.retention import Retention
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
@@ -102,7 +103,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         """Open or create a memory.
 
         Args:
-            address: A file, ":memory:" for one that lives as long as this object, or postgresql://….
+            address: A file, ":memory:", which goes with it, postgresql://…, or placement.toml#name.
             embedder: A name, an embedder, or "auto": the one the file was built with, else the best
                 that is installed.
             namespace: Memories of other namespaces in the same file are invisible.
@@ -120,13 +121,13 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             InvalidSettingError: `timeout_seconds` or `memory_budget` is none, or is not for files.
         """
         self.redact = checked_redact(redact)
-        self.whole_address, self.namespace = address_text(address), namespace
+        self.whole_address, self.namespace = placed(address_text(address), namespace)
         self.address = shown_address(self.whole_address)
         self.memory_budget = budget_bytes(memory_budget, self.whole_address)
         self.durability: Durability = durability
         self.timeout_seconds = timeout_seconds
         how: dict[str, Any] = {"durability": durability, "timeout_seconds": timeout_seconds}
-        self._store = open_store(self.whole_address, namespace=namespace, **how)
+        self._store = open_store(self.whole_address, namespace=self.namespace, **how)
         self.closed, self._appended = False, 0
         OPEN_MEMORIES.add(self)
         self.added = 0  # AgentSteps that were stored through this object

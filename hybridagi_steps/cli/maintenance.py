@@ -108,9 +108,10 @@ def copy(
     """Copy a memory to another address, while others write to it; again: go on."""
     from hybridagi_steps.cli import render
     from hybridagi_steps.stores import refuse_older
+    from hybridagi_steps.stores.placement import placed
 
     check_file(source)
-    refuse_older(source)
+    refuse_older(placed(source)[0])
     with existing(source, namespace) as memory, render.progress("copying") as watch:
         report = memory.copy_to(target, watch)
     if as_json:

@@ -29,7 +29,7 @@ Db = Annotated[
     typer.Option(
         "--db",
         envvar="HYBRIDAGI_STEPS_DB",
-        help="The memory: a file, or postgresql://…",
+        help="The memory: a file, postgresql://…, or placement.toml#NAMESPACE",
         metavar="FILE",
     ),
 ]
@@ -63,10 +63,13 @@ def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
 def check_file(db: str) -> None:
     """Refuse a file that is not there; whether a server has a memory only opening it tells."""
     from hybridagi_steps.stores.address import is_server
+    from hybridagi_steps.stores.placement import placed
 
-    if not is_server(db) and not Path(db).exists():
+    address, _ = placed(db)
+    if not is_server(address) and not Path(address).exists():
         raise typer.BadParameter(
-            f"there is no memory file {db}; import something into it, or name another with --db."
+            f"there is no memory file {address}; import something into it, or name another with "
+            "--db."
         )
 
 

@@ -25,6 +25,7 @@
     │   ├── ReadOnlyStorageError               cannot be written
     │   ├── DiskFullError                      no space left
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
+    ├── PlacementError (ValueError)            a placement of namespaces, with its line
     ├── CopyError (ValueError)                 a copy over something else, or of nothing
     │   └── CopyDiffersError                   a copy that is not equal to its source
     ├── MemoryClosedError (RuntimeError)       used after close()
@@ -243,6 +244,15 @@ class DiskFullError(StorageError):
 
 class StorageBusyError(StorageError, TimeoutError):
     """Another writer held the store for longer than the timeout."""
+
+
+class PlacementError(StepsError, ValueError):
+    """A file that does not say where namespaces are."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+        """The line to mend, if it is one."""
 
 
 class CopyError(StepsError, ValueError):

@@ -50,6 +50,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.StorageBusyError: 503,
     errors.ReadOnlyStorageError: 503,
     errors.StorageError: 500,
+    errors.PlacementError: 500,
     errors.CopyDiffersError: 500,
     errors.CopyError: 409,
     errors.MemoryClosedError: 503,

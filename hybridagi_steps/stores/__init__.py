@@ -22,7 +22,7 @@ from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeou
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import StoreBackend
 
-__all__ = ["ENTRY_POINT_GROUP", "address_text", "open_store", "refuse_older"]
+__all__ = ["ENTRY_POINT_GROUP", "address_text", "is_served", "open_store", "refuse_older"]
 
 ENTRY_POINT_GROUP = "hybridagi_steps.stores"
 """Where other packages announce their back-ends."""
@@ -124,6 +124,12 @@ def _check_namespace(namespace: object) -> None:
         )
     if not is_clean(namespace):
         raise InvalidSettingError(f"the namespace {namespace!r} holds NUL or a lone surrogate.")
+
+
+def is_served(address: str) -> bool:
+    """Tell whether some back-end takes an address, without loading it."""
+    scheme = _scheme(address)
+    return scheme in _BACKENDS or bool(entry_points(group=ENTRY_POINT_GROUP, name=scheme))
 
 
 def _backend(address: str) -> Any:

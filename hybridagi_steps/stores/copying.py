@@ -58,7 +58,8 @@ class CopyReport:
     as_of: datetime
     """When the state was taken that the copy was found equal to."""
     searches: int
-    """Searches that both answered alike; 0 when somebody wrote to the source meanwhile."""
+    """Searches that both answered alike; 0 when somebody wrote to the source meanwhile, or it has a
+    `memory_budget`: then nothing of it is loaded for this."""
     unreached: tuple[str, ...]
     """Files that may still hold some of what was removed, as `purge` names them."""
     others: tuple[str, ...]
@@ -70,6 +71,7 @@ class Copying(ABC):
 
     address: str
     namespace: str
+    memory_budget: int | None
 
     @property
     @abstractmethod
@@ -78,7 +80,7 @@ class Copying(ABC):
 
     @property
     @abstractmethod
-    def _opening(self) -> Callable[[str], AbstractContextManager[Copying]]:
+    def _opening(self) -> Callable[..., AbstractContextManager[Copying]]:
         """Return what opens a memory like this one at another address."""
 
     @abstractmethod
@@ -129,7 +131,7 @@ class Copying(ABC):
         if place == ":memory:":
             raise UnsupportedAddressError("a copy in memory is gone at once; name a file.")
         watch = _Watch(progress)
-        with self._opening(place) as target:
+        with self._opening(place, memory_budget=None) as target:
             source, copy = (tables_of(one._open_store) for one in (self, target))  # noqa: SLF001 - one of us
             mark, finished = self._begin(target, source, copy)
             report, state = _made(source, copy, watch, unfinished=not finished)
@@ -182,6 +184,8 @@ class Copying(ABC):
         Raises:
             CopyDiffersError: They answer in different ways.
         """
+        if self.memory_budget is not None:
+            return 0
         mode: Literal["hybrid", "lexical"] = "hybrid" if source.identity().embedder else "lexical"
         try:
             if mode == "hybrid":
