@@ -213,6 +213,7 @@ def _load(
     small = sizes <= fitting
     search = unit["search_cpu"][0] + unit["search_cpu"][1] * sizes
     asked = rate * searches * sizes / sizes.sum()
+    [there] = unit["searched_there"].values()
     return {
         "appends_per_second": rate,
         "append_cores": rate * unit["whole"]["client_cpu"],
@@ -226,6 +227,8 @@ def _load(
         "small_steps": float(sizes[small].sum() / sizes.sum()),
         "small_index_bytes": float(sizes[small].sum() * unit["index_bytes"][1]),
         "small_search_cores": float((asked * search)[small].sum()),
+        "other_search_cores": float(asked[~small].sum())
+        * (there["search_cpu"] + there["search_server_cpu"]),
         "all_index_bytes": float(sizes.sum() * unit["index_bytes"][1]),
         "median_namespace": float(np.median(sizes)),
     }
@@ -326,6 +329,7 @@ def _load_table(unit: dict[str, Any], load: dict[str, float], options: dict[str,
         ["  their share of the steps", f"{load['small_steps']:.0%}"],
         ["  memory of all their indexes", f"{load['small_index_bytes'] / 1e9:,.0f} GB"],
         ["  cores of their searches, busiest hour", number(load["small_search_cores"], 1)],
+        ["  cores of the others', in databases", number(load["other_search_cores"], 1)],
         ["memory, were all indexes in processes", f"{load['all_index_bytes'] / 1e12:.1f} TB"],
     ]
     return Table("the load of the end", ["", "is"], rows)

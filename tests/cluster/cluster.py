@@ -183,12 +183,12 @@ def _start_services(cluster: Cluster, stack: ExitStack, tell: Callable[[str], ob
     for kind, count in (("server", cluster.shape.servers), ("worker", cluster.shape.workers)):
         services = cluster.servers if kind == "server" else cluster.workers
         for number in range(count):
-            name = f"{kind}-{number + 1}"
-            service = Service(name, _words(kind, number), environment, cluster.folder)
-            stack.callback(service.close)
-            service.wait()
-            services.append(service)
-            tell(name)
+            name, words = f"{kind}-{number + 1}", _words(kind, number)
+            services.append(Service(name, words, environment, cluster.folder))
+            stack.callback(services[-1].close)
+    for service in (*cluster.servers, *cluster.workers):
+        service.wait()
+        tell(service.name)
 
 
 def _words(kind: str, number: int) -> list[str]:
