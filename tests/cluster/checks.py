@@ -48,7 +48,8 @@ def check_doors(cluster: Cluster) -> None:
     """Each server lives, shows its figures to whoever has the token, under its name alone."""
     with cluster.clients() as clients:
         for server, client in zip(cluster.servers, clients, strict=True):
-            client.get("/healthz", headers={"Authorization": ""}).raise_for_status()
+            for path in ("/healthz", "/readyz"):
+                client.get(path, headers={"Authorization": ""}).raise_for_status()
             scraped = client.get("/metrics", headers={"Host": f"{server.name}:8377"})
             assert "hybridagi_steps_stored" in scraped.raise_for_status().text
             nobody = client.get("/metrics", headers={"Authorization": "Bearer somebody-else's"})

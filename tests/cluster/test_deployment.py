@@ -93,6 +93,12 @@ class TestCompose:
             filled(text, {})
         assert set(GIVEN) <= variables_of(text)
 
+    def test_a_server_may_drain_before_it_is_killed(self) -> None:
+        for name, service in our_services().items():
+            grace = int(service["stop_grace_period"].removesuffix("s"))
+            asked = parsed(command_of(service, GIVEN))
+            assert asked["drain" if name.startswith("server") else "grace"] < grace
+
     @pytest.mark.parametrize("name", sorted(our_services()))
     def test_a_process_may_do_no_more_than_it_must(self, name: str) -> None:
         service = our_services()[name]
