@@ -8,22 +8,19 @@ nobody, where that user's steps are alone. Any other picks AgentSteps, and sessi
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridagi_steps.errors import StorageError, UnknownSessionError
-from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
+from hybridagi_steps.errors import UnknownSessionError
+from hybridagi_steps.outside_files import QueuedRun
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.records.store_values import DENIALS, RULES, Erased, details_id
-from hybridagi_steps.stores.address import is_server, shown_address
+from hybridagi_steps.stores.outside_work import erase_outside
 from hybridagi_steps.stores.prompts import forget_prompts_beyond
 from hybridagi_steps.validation import in_every_scope
 
@@ -66,7 +63,7 @@ def erase(
     if where.conditions in _WHOLE or doomed.sessions:
         whole = own + steps if where.conditions in _WHOLE else own
         queued = _queued_runs(store, where, doomed, namespace)
-        unreached = _erase_outside(store, _plans_of(whole), queued, address)
+        unreached = erase_outside(store, _plans_of(whole), queued, address)
     # In this order a purge that was cut short finds the same when it is repeated.
     forget_prompts_beyond(store, own + steps, doomed.messages, doomed.sessions)
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
@@ -97,7 +94,7 @@ def erase_all(store: StoreBackend, namespace: str, address: str) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
     plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
     queue = _queue_of(namespace)
-    unreached = _erase_outside(store, plans, lambda run: run.queue == queue, address)
+    unreached = erase_outside(store, plans, lambda run: run.queue == queue, address)
     store.clear()
     return Erased(0, unreached)
 
@@ -378,51 +375,3 @@ def _plans_of(steps: Iterable[AgentStep]) -> dict[str, str | None]:
         if isinstance(key := notes.get("plan_run"), str):
             plans[key] = plans.get(key) or str(notes.get("workspace") or "") or None
     return plans
-
-
-def _erase_outside(
-    store: StoreBackend,
-    plans: dict[str, str | None],
-    gone: Callable[[QueuedRun], bool],
-    address: str,
-) -> list[str]:
-    """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
-
-    A queue on another server than the memory's is reached where its address needs no password.
-
-    Returns:
-        Those that could not be reached.
-    """
-    planned = plan_runs(plans)
-    queues = {place: place for place in store.places()}
-    if address.startswith("postgres"):
-        queues[shown_address(address)] = address
-    elif (own := Path(f"{address}.runs").absolute()).is_file():
-        queues[str(own)] = str(own)
-    unreached: dict[str, None] = {}
-    for shown, place in queues.items():
-        erase_from = _erase_from_server if is_server(place) else _erase_from_file
-        try:
-            erase_from(place, lambda run: gone(run) or planned(run))
-        except (OSError, sqlite3.Error, StorageError):
-            unreached[shown] = None
-    for key, state in plans.items():
-        try:
-            if state is not None:
-                StateFolder(Path(state)).forget_run(key)
-        except (OSError, ValueError):
-            unreached[str(state)] = None
-    return list(unreached)
-
-
-def _erase_from_server(address: str, gone: Callable[[QueuedRun], bool]) -> None:
-    """Erase runs from the queues of a PostgreSQL database."""
-    if find_spec("psycopg") is None:
-        raise OSError("the extra postgres is not installed")
-    from hybridagi_steps.stores.postgres.work_tables import erase_work
-
-    erase_work(address, gone)
-
-
-def _erase_from_file(path: str, gone: Callable[[QueuedRun], bool]) -> None:
-    erase_from_queue(Path(path), gone)

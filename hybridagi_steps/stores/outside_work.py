@@ -1,0 +1,65 @@
+"""Work outside of a store: what queues and workspaces hold of it, erased with the rest.
+
+Which queues there are the store has noted; a file is opened as SQLite's, an address as
+PostgreSQL's. Whether a run is to go, the caller says.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from hybridagi_steps.errors import StorageError
+from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
+from hybridagi_steps.protocols import StoreBackend
+from hybridagi_steps.stores.address import is_server, shown_address
+
+
+def erase_outside(
+    store: StoreBackend,
+    plans: dict[str, str | None],
+    gone: Callable[[QueuedRun], bool],
+    address: str,
+) -> list[str]:
+    """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
+
+    A queue on another server than the memory's is reached where its address needs no password.
+
+    Returns:
+        Those that could not be reached.
+    """
+    planned = plan_runs(plans)
+    queues = {place: place for place in store.places()}
+    if address.startswith("postgres"):
+        queues[shown_address(address)] = address
+    elif (own := Path(f"{address}.runs").absolute()).is_file():
+        queues[str(own)] = str(own)
+    unreached: dict[str, None] = {}
+    for shown, place in queues.items():
+        erase_from = _erase_from_server if is_server(place) else _erase_from_file
+        try:
+            erase_from(place, lambda run: gone(run) or planned(run))
+        except (OSError, sqlite3.Error, StorageError):
+            unreached[shown] = None
+    for key, state in plans.items():
+        try:
+            if state is not None:
+                StateFolder(Path(state)).forget_run(key)
+        except (OSError, ValueError):
+            unreached[str(state)] = None
+    return list(unreached)
+
+
+def _erase_from_server(address: str, gone: Callable[[QueuedRun], bool]) -> None:
+    """Erase runs from the queues of a PostgreSQL database."""
+    if find_spec("psycopg") is None:
+        raise OSError("the extra postgres is not installed")
+    from hybridagi_steps.stores.postgres.work_tables import erase_work
+
+    erase_work(address, gone)
+
+
+def _erase_from_file(path: str, gone: Callable[[QueuedRun], bool]) -> None:
+    erase_from_queue(Path(path), gone)
