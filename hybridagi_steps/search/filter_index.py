@@ -1,13 +1,13 @@
 """What filters look at, in memory: which rows pass is answered without asking the database.
 
 A step's keys never change, and a row number is never used again, so what was read once stays true:
-new rows are read on from the highest one seen, and again from one that appeared below it; removed
-ones are marked, and dropped when they are many, so that what is listed by place outlives them. A
-key is read when a filter first names it. Texts are numbered, one small integer per row; the rows of
-a value asked for again are kept as a posting list. The store is asked each time for what can change
-without a new row (where branches stand, which runs have a score), and for what its indexes answer
-at once: one run, one session. What was read is kept in a file beside the index, for the next
-process. Not thread-safe by itself.
+new rows are read on from the highest one seen, again from where all were there; removed ones are
+marked, and dropped when they are many, so that what is listed by place outlives them. A key is read
+when a filter first names it. Texts are numbered, one small integer per row; the rows of a value
+asked for again are kept as a posting list. The store is asked each time for what can change without
+a new row (where branches stand, which runs have a score), and for what its indexes answer at once:
+one run, one session. What was read is kept in a file beside the index, for the next process. Not
+thread-safe by itself.
 """
 
 from __future__ import annotations
@@ -79,15 +79,12 @@ class FilterColumns:
 
     def follow(self, rows: Rows, removed: Rows) -> None:
         """Take note of rows there are and that branches may have moved; drop removed."""
-        self._newest = max(self._newest, int(rows.max(initial=0)))
+        self._newest = int(rows.max(initial=self._newest))
         self._hidden, self._asked = None, None
-        late = rows[(rows <= self._through) & (self._places(rows) == ABSENT)]
-        if len(late):  # they appeared below others, which are read again
-            self._drop_removed()
-            self._keep(self._rows.values < late.min())
-            self._through = int(late.min()) - 1
-        places = self._places(removed)
-        places = places[places != ABSENT]
+        if self._through > self._settled:  # more may have appeared below what was read
+            self._cut(int(np.searchsorted(self._rows.values, self._settled, side="right")))
+            self._through = self._settled
+        places = (found := self._places(removed))[found != ABSENT]
         if not len(places):
             return
         kept = np.ones(len(self._rows.values), np.bool_) if self._alive is None else self._alive
@@ -96,14 +93,17 @@ class FilterColumns:
         if len(kept) - np.count_nonzero(kept) > max(_FEW_DEAD, DEAD_SHARE * len(kept)):
             self._drop_removed()
 
+    def _cut(self, count: int) -> None:
+        for column in (self._rows, *self._columns.values()):
+            column.cut(count)
+        self._alive = None if self._alive is None else self._alive[:count]
+        self._postings.cut(count)
+
     def _drop_removed(self) -> None:
         if self._alive is not None:
-            self._keep(self._alive)
-
-    def _keep(self, kept: Flags) -> None:
-        for column in (self._rows, *self._columns.values()):
-            column.keep(kept)
-        self._postings, self._alive = PostingLists(), None
+            for column in (self._rows, *self._columns.values()):
+                column.keep(self._alive)
+            self._postings, self._alive = PostingLists(), None
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array.

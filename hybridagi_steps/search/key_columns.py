@@ -70,6 +70,10 @@ class Column:
         self._room[self._size : size] = values
         self._size = size
 
+    def cut(self, count: int) -> None:
+        """Keep the first ones; no file has more."""
+        self._size = min(self._size, count)
+
     def keep(self, kept: Flags) -> None:
         """Drop the other rows."""
         self._room = self.values[kept]
@@ -160,6 +164,13 @@ class PostingLists:
             oldest, _ = self._lists.pop(next(iter(self._lists)))
             self._kept -= len(oldest) + LIST_COSTS
         return found
+
+    def cut(self, count: int) -> None:
+        """Forget the places that the columns have no more, which were cut."""
+        for key, (found, through) in self._lists.items():
+            left = found[: np.searchsorted(found, count)]
+            self._kept -= len(found) - len(left)
+            self._lists[key] = left, min(through, count)
 
 
 def nothing(name: StepKey, count: int) -> Values:

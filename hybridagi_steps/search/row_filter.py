@@ -191,8 +191,8 @@ class _StepColumns(FilterColumns):
         if len(removed):
             self._owners.clear()
 
-    def _keep(self, kept: Flags) -> None:
-        super()._keep(kept)
+    def _cut(self, count: int) -> None:
+        super()._cut(count)
         self._owners.clear()
 
     def forget(self) -> None:

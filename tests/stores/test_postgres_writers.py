@@ -157,6 +157,26 @@ class TestStalledWriters:
                 assert rows_found(fresh, where=where) == rows_found(memory, where=where)
                 assert rows_found(fresh, where=where) == rows_found(other, where=where)
 
+    def test_a_search_in_the_database_finds_it_too(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        with StepMemory(postgres_address, embedder="hashing", memory_budget="1KB") as memory:
+            memory.add([step(f"old-{n}", user_id="u") for n in range(3)])
+            expected = found(memory, where={"user_id": "u"})
+            assert len(expected) == 3
+            with stalling(postgres_address) as stall:
+                writer = stall(lambda: store.append([step("late", user_id="u")]))
+                for name in ("new-0", "new-1"):
+                    memory.add(step(name, user_id="u"))
+                    expected.add(name)
+                    assert found(memory, where={"user_id": "u"}) == found(memory) == expected
+            writer.result()
+            for _ in range(2):
+                for asked in ({}, {"user_id": "u"}):
+                    assert found(memory, where=asked) == {*expected, "late"}
+                memory.flush()
+            assert memory.verify() == []
+
     def test_what_shows_it_is_told_anew(self, memory: StepMemory, postgres_address: str) -> None:
         """A child that was indexed before its parent could be seen shows it afterwards."""
         with stalling(postgres_address) as stall:

@@ -25,7 +25,7 @@ from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.step_text import text_hash
 from hybridagi_steps.records.store_values import (
     FloatVector,
-    Position,
+    Frontier,
     Rows,
     StemCounts,
     TextRow,
@@ -74,15 +74,15 @@ class DatabaseIndex:
         """Search `store`, which was prepared for vectors of this length as `there`."""
         self._store, self.there, self.dimension = store, there, dimension
         self.filters = RowFilter(store)
-        self._position: Position | None = None
+        self._frontier: Frontier | None = None
         self._graph = BackgroundWork(lambda: there.make_graph(dimension))
 
     def follow(self) -> None:
         """Take note of what was stored and removed; bring the database's counts along."""
         frontier = self._store.frontier()
-        now, then = frontier.position, self._position
-        if now == then:
+        if frontier == self._frontier:
             return
+        now, then = frontier.position, self._frontier and self._frontier.position
         if then is None or now.epoch != then.epoch:
             self.filters, then = RowFilter(self._store), now
             self._graph.start()
@@ -96,7 +96,7 @@ class DatabaseIndex:
                 self.there.keep_search_up()
         except StorageBusyError as error:
             log.debug("new rows are counted later: %s", error)
-        self._position = now
+        self._frontier = frontier
 
     def close(self) -> None:
         """Wait for what goes on in the background."""

@@ -28,6 +28,7 @@ from hybridagi_steps.stores.postgres.search_view import DatabaseView, of_length_
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.postgres.steps import PostgresTables
 from hybridagi_steps.stores.sql.derived import DerivedTables, stored_vector
+from hybridagi_steps.stores.sql.tables import DERIVED
 
 WIDEST = 4_000
 """Dimensions that pgvector indexes as half floats."""
@@ -212,7 +213,7 @@ class SearchTables(PostgresTables, DerivedTables):
         """Count texts and copy vectors up to where the store stands, a page in each transaction."""
         newest, going_on = self.frontier().position, True
         while going_on:
-            with self._db.writing(synced=False) as connection:
+            with self._db.writing(synced=False, beside=DERIVED) as connection:
                 connection.execute(_NEW_STATE, (self._namespace,))
                 state = connection.execute(_STATE + " FOR UPDATE", (self._namespace,)).fetchone()
                 counted = self._count_page(connection, state[0], newest.text)
