@@ -23,6 +23,7 @@ from hybridagi_steps.errors import (
     InvalidStepError,
     MemoryClosedError,
     MemoryNotPicklableError,
+    ReadOnlyStorageError,
     StorageBusyError,
 )
 from hybridagi_steps.protocols import (
@@ -581,7 +582,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         store = self._open_store
         try:
             beyond = store.compact()
-        except StorageBusyError:  # the rows are gone, which whoever asked must learn
+        except (StorageBusyError, ReadOnlyStorageError):  # the rows are gone: that is to be learned
             beyond = (str(self._file or self.address),)
         return [*beyond, *(store.caches_elsewhere() if isinstance(store, CachedApart) else [])]
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "purge": "maintenance:purge",
     "retain": "maintenance:retain",
     "revoke": "maintenance:revoke",
+    "grant": "maintenance:grant",
     "plan": "plan:plan",
     "open": "serve:open_page",
     "serve": "serve:serve",

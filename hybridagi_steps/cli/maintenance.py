@@ -241,6 +241,23 @@ def revoke(
         typer.echo(_outcome(done, named(db), dry_run=dry_run))
 
 
+def grant(
+    role: Annotated[str, typer.Argument(help="A role of the database.")],
+    rights: Annotated[
+        str, typer.Option("--rights", help="reader, writer (removes nothing), server, or none.")
+    ],
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+) -> None:
+    """Bind a PostgreSQL role to a namespace; as the owner of the tables."""
+    from hybridagi_steps.cli import render
+    from hybridagi_steps.stores.postgres import roles
+
+    roles.grant(db, role, roles.as_rights(rights), namespace=namespace)
+    does = "sees nothing of" if rights == "none" else f"is {rights} of"
+    typer.echo(render.plain(f"{role} {does} namespace {namespace} in {named(db)}."))
+
+
 def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
     if done.undone_at is not None:
         rest = done.matched + done.descended - len(done.step_ids)

@@ -21,8 +21,10 @@
     ├── StorageError (OSError)
     │   ├── ForeignFileError                   the file is not a step memory
     │   ├── NewerSchemaError                   written by a newer version of this library
+    │   ├── OlderSchemaError                   of an older version, and not this role's to migrate
     │   ├── DamagedFileError                   the file does not hold together
     │   ├── ReadOnlyStorageError               cannot be written
+    │   │   └── MissingGrantError              a database's role lacks a grant for it
     │   ├── DiskFullError                      no space left
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
     ├── PlacementError (ValueError)            a placement of namespaces, with its line
@@ -230,12 +232,24 @@ class NewerSchemaError(StorageError):
     """The file was written by a newer version of this library."""
 
 
+class OlderSchemaError(StorageError):
+    """The tables are of an older version, and belong to another role, who has to migrate them."""
+
+    def __init__(self, message: str, *, owner: str) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
 class DamagedFileError(StorageError):
     """The file is a step memory and does not hold together."""
 
 
 class ReadOnlyStorageError(StorageError):
     """The store cannot be written."""
+
+
+class MissingGrantError(ReadOnlyStorageError):
+    """The database refuses the role what was asked: it lacks a grant, or has another namespace."""
 
 
 class DiskFullError(StorageError):

@@ -48,6 +48,7 @@ from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore, schema  # noqa: E402
+from hybridagi_steps.stores.postgres.roles import grant  # noqa: E402
 from hybridagi_steps.stores.postgres.spelling import spelled  # noqa: E402
 from hybridagi_steps.stores.postgres.steps import metadata_texts  # noqa: E402
 
@@ -494,7 +495,7 @@ class TestSchema:
     def test_a_schema_without_its_tables_is_damaged(
         self, store: PostgresStepStore, postgres_address: str
     ) -> None:
-        run_sql(postgres_address, "DROP TABLE hybridagi_steps.message")
+        run_sql(postgres_address, "DROP TABLE hybridagi_steps.message CASCADE")
         with pytest.raises(DamagedFileError, match="message"):
             PostgresStepStore(postgres_address)
         with pytest.raises(DamagedFileError):
@@ -581,12 +582,7 @@ class TestSchema:
         self, store: PostgresStepStore, postgres_address: str
     ) -> None:
         with _user(postgres_address, "writer") as address:
-            run_sql(
-                postgres_address,
-                "GRANT USAGE ON SCHEMA hybridagi_steps TO writer",
-                "GRANT ALL ON ALL TABLES IN SCHEMA hybridagi_steps TO writer",
-                "GRANT ALL ON ALL SEQUENCES IN SCHEMA hybridagi_steps TO writer",
-            )
+            grant(postgres_address, "writer", "server")
             with closing(PostgresStepStore(address)) as other:
                 other.append([step(id="a")])
                 with pytest.raises(ReadOnlyStorageError, match="belong to another user"):

@@ -46,9 +46,8 @@ from hybridagi_steps.stores.postgres.schema import (
     LOCK_CLASS,
     NAMES_CLASS,
     SCHEMA,
-    latest_version,
+    is_prepared,
     migrate,
-    version_of,
 )
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection, teach
 from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED, Values
@@ -65,6 +64,8 @@ _TAKEOVER_PAUSE_SECONDS = 0.1
 _MUCH_LEFT = 0.9
 _LONGEST_PAUSE = "60s"
 """After which the server ends a transaction that its client left alone, and frees its lock."""
+_LONGEST_STATEMENT = "600s"
+"""After which the server gives one up, where it is not set to do so anyway."""
 _BEGIN_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # `full` keeps what the server is set to, be it stricter, and only overrules that it need not wait.
 _SETTINGS = """SET search_path TO {schema};
@@ -74,7 +75,9 @@ _SETTINGS = """SET search_path TO {schema};
     SET client_min_messages TO warning;
     SELECT set_config('synchronous_commit', CASE WHEN {normal} THEN 'off'
         WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
-        ELSE current_setting('synchronous_commit') END, false)"""
+        ELSE current_setting('synchronous_commit') END, false),
+        set_config('statement_timeout', CASE current_setting('statement_timeout')
+            WHEN '0' THEN '{statement}' ELSE current_setting('statement_timeout') END, false)"""
 # The second changes when the server recovers from the end of one of its processes.
 _SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)"
 _SYNCED = {True: "on", False: "off"}
@@ -179,9 +182,13 @@ class PostgresDatabase:
 
     @contextmanager
     def alone(self) -> Generator[Raw]:
-        """Give a connection outside any transaction."""
+        """Give a connection outside any transaction, whose statements take as long as they need."""
         with self._turn_taken() as (raw, _):
-            yield raw
+            raw.execute(b"SET statement_timeout TO 0")
+            try:
+                yield raw
+            finally:
+                raw.close()  # with its setting; such work is rare
 
     @contextmanager
     def _turn_taken(self, beside: str | None = None) -> Generator[tuple[Raw, str]]:
@@ -299,6 +306,7 @@ class PostgresDatabase:
                 schema=SCHEMA,
                 timeout=_milliseconds(self.timeout_seconds),
                 pause=_LONGEST_PAUSE,
+                statement=_LONGEST_STATEMENT,
                 normal=self.durability == "normal",
             )
             raw.execute(settings.encode())
@@ -339,7 +347,7 @@ class PostgresDatabase:
 
     def _prepare(self) -> None:
         """Check the database, and create or migrate its schema; others may be doing the same."""
-        with self.alone() as raw:
+        with self._turn_taken() as (raw, _):
             encoding = raw.info.parameter_status("server_encoding")
             if encoding != "UTF8":
                 raise StorageError(
@@ -347,14 +355,14 @@ class PostgresDatabase:
                     "create a database with ENCODING 'UTF8'."
                 )
             self.writable = raw.execute(b"SHOW transaction_read_only").fetchone() == ("off",)
-            if version_of(raw, self.name) == latest_version():
+            if is_prepared(raw, self.name):
                 return
             if not self.writable:
                 raise ReadOnlyStorageError(
                     f"{self.name} has no step memory or one of an earlier version, and cannot be "
                     "written here: open it once where it can be."
                 )
-            migrate(raw, self.name)
+            migrate(raw, self.name, self.timeout_seconds)
 
     def _refuse_closed(self) -> None:
         if self._closed:

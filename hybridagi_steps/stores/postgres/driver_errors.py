@@ -15,6 +15,7 @@ from hybridagi_steps.errors import (
     DamagedFileError,
     DiskFullError,
     ForeignFileError,
+    MissingGrantError,
     ReadOnlyStorageError,
     StorageBusyError,
     StorageError,
@@ -30,6 +31,11 @@ _LOST: _Meaning = (
     "again",
 )
 _READ_ONLY: _Meaning = (ReadOnlyStorageError, "cannot be written by this user, or not there")
+_NOT_GRANTED: _Meaning = (
+    MissingGrantError,
+    "refuses this role what it asked for; who owns the tables can grant it: hybridagi-steps grant "
+    "ROLE --rights writer --namespace NAME",
+)
 _NOT_WHOLE: _Meaning = (
     DamagedFileError,
     f"does not hold together; {REMEDY}",
@@ -42,7 +48,7 @@ _MEANINGS: dict[str, _Meaning] = {
     "3D000": (StorageError, "is no database of this server; create it first"),
     "3F000": _NOT_WHOLE,
     "40": _BUSY,
-    "42501": _READ_ONLY,
+    "42501": _NOT_GRANTED,
     "42703": _NOT_WHOLE,
     "42P01": _NOT_WHOLE,
     "42710": _FOREIGN,

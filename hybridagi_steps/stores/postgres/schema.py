@@ -3,19 +3,28 @@
 Everything stands in the schema `hybridagi_steps`, so a database can be shared with other programs.
 The schema is ours by what `meta` says, with the number of the last migration. Migrations are the
 numbered .sql files beside this module, all of them in one transaction, under a lock that other
-processes opening at the same moment wait for. Nothing here knows what the tables mean.
+processes opening at the same moment wait for; the owner of the tables alone may apply them. Which
+role sees what of the tables, 0012_isolation.sql says. Nothing here knows what the tables mean.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from psycopg import Connection, Error, connect
+from psycopg.errors import LockNotAvailable
 
-from hybridagi_steps.errors import DamagedFileError, ForeignFileError, NewerSchemaError
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    ForeignFileError,
+    MissingGrantError,
+    NewerSchemaError,
+    OlderSchemaError,
+)
 from hybridagi_steps.stores.address import checked_server, shown_address
 from hybridagi_steps.stores.sql.tables import numbered_scripts
 
@@ -28,12 +37,19 @@ NAMES_CLASS = LOCK_CLASS + 1
 DURABLY = "SET LOCAL synchronous_commit TO on"
 """What steps stand on must not be lost with the server, whatever they may themselves."""
 
+_LONGEST_WAIT, _PAUSE_SECONDS = "500ms", 0.2
 _APPLICATION = "hybridagi-steps"
 _RELATIONS = b"""SELECT c.relname FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"""
 _EXISTS = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s"
 _MARKS = b"SELECT key, value FROM meta WHERE key IN ('application', 'schema_version')"
+_ALLOWED = b"""SELECT has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT'),
+        pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), current_user,
+        EXISTS (SELECT FROM pg_catalog.pg_policy p
+            WHERE p.polrelid = c.oid AND p.polname = 'owned' AND c.relowner = ANY (p.polroles))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = 'meta'"""
 _EXPECTED = frozenset(
     """meta namespace agent_step step_view run step_text embedding tombstone stale_text branch
     session message append_key message_token""".split()  # noqa: SIM905 - names read better so
@@ -51,11 +67,38 @@ def latest_version() -> int:
     return migrations()[-1][0]
 
 
+class Allowed(NamedTuple):
+    """What the role of a connection may do with the tables."""
+
+    enter: bool
+    read: bool
+    migrate: bool
+    owner: str
+    role: str
+    isolated: bool
+    """Whether the policies are those of this owner: not where a backup was restored by another."""
+
+
+def is_prepared(connection: Connection[Any], name: str) -> bool:
+    """Whether the schema is there, of the latest version, and as its owner has to keep it."""
+    if version_of(connection, name) != latest_version():
+        return False
+    allowed = _allowed(connection)
+    return allowed is None or allowed.isolated or not allowed.migrate
+
+
 def version_of(connection: Connection[Any], name: str) -> int:
     """Return the schema version; 0 where nothing of ours is there yet."""
     found = {relation for (relation,) in connection.execute(_RELATIONS, (SCHEMA,))}
     if not found:
         return 0
+    allowed = _allowed(connection)
+    if allowed is not None and not (allowed.enter and allowed.read):
+        missing = "SELECT on the table meta" if allowed.enter else f"USAGE on the schema {SCHEMA}"
+        raise MissingGrantError(
+            f"{name}: the role {allowed.role} lacks {missing}; {allowed.owner}, who owns it, can "
+            f"grant that: hybridagi-steps grant {allowed.role} --rights writer --namespace NAME."
+        )
     marks = _marks(connection) if "meta" in found else {}
     if marks.get("application") != _APPLICATION:
         raise ForeignFileError(
@@ -82,13 +125,39 @@ def stored_version(address: str) -> int:
     return latest_version()
 
 
-def migrate(connection: Connection[Any], name: str) -> None:
-    """Bring the schema to the latest version, in one transaction; whoever else opens it waits."""
+def migrate(connection: Connection[Any], name: str, timeout_seconds: float = 0.0) -> None:
+    """Bring the schema to the latest version, in one transaction; whoever else opens it waits.
+
+    Everybody else waits behind who waits for a table, so it gives up soon and comes again.
+    """
+    give_up = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            return _migrate(connection, name)
+        except LockNotAvailable:
+            if time.monotonic() >= give_up:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _migrate(connection: Connection[Any], name: str) -> None:
     with connection.transaction():
-        connection.execute(f"{DURABLY}; SELECT pg_advisory_xact_lock({LOCK_CLASS}, 0)".encode())
+        connection.execute(
+            f"""SET LOCAL lock_timeout TO '{_LONGEST_WAIT}'; SET LOCAL statement_timeout TO 0;
+            {DURABLY}; SELECT pg_advisory_xact_lock({LOCK_CLASS}, 0)""".encode()
+        )
         version = version_of(connection, name)
+        allowed = _allowed(connection)
+        if allowed is not None and not allowed.migrate:
+            raise OlderSchemaError(
+                f"{name} has schema version {version}, this library needs {latest_version()}: "
+                f"{allowed.owner}, who owns the tables, has to migrate them by opening the memory "
+                f"once; the role {allowed.role} may not.",
+                owner=allowed.owner,
+            )
         if connection.execute(_EXISTS, (SCHEMA,)).fetchone() is None:
             connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
+        _isolate(connection)  # where another owner restored a backup he sees no row yet
         for number, script in migrations():
             if number <= version:
                 continue
@@ -102,6 +171,19 @@ def migrate(connection: Connection[Any], name: str) -> None:
             ON CONFLICT (key) DO UPDATE SET value = excluded.value""",
             (str(latest_version()),),
         )
+        _isolate(connection)
+
+
+def _isolate(connection: Connection[Any]) -> None:
+    """Let the owner see all rows, and others theirs; before 0012 everybody saw what was granted."""
+    if connection.execute(b"SELECT to_regproc('isolate') IS NOT NULL").fetchone() == (True,):
+        connection.execute(b"SELECT isolate()")
+
+
+def _allowed(connection: Connection[Any]) -> Allowed | None:
+    """Return what the role may do; None where no memory is yet."""
+    found = connection.execute(_ALLOWED, (SCHEMA,)).fetchone()
+    return found and Allowed(*found)
 
 
 def _marks(connection: Connection[Any]) -> dict[str, str]:

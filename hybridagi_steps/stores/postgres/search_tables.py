@@ -55,7 +55,8 @@ _NEAR = """CREATE TABLE IF NOT EXISTS near (row BIGINT PRIMARY KEY, namespace IN
     CREATE OR REPLACE TRIGGER vectors_deleted AFTER DELETE ON embedding
         REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION vectors_gone();
     CREATE OR REPLACE TRIGGER vectors_changed AFTER UPDATE ON embedding
-        REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION vectors_gone()"""
+        REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION vectors_gone();
+    SELECT isolate()"""
 # Without statistics: those of an index over an expression are samples of words, and outlive them.
 _WORDS = """CREATE INDEX CONCURRENTLY words_{n} ON step_text USING gin (stems(tokens))
     WITH (fastupdate = off) WHERE namespace = {n}"""

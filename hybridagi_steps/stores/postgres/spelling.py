@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+import orjson
 from psycopg import Connection
 from psycopg.abc import Buffer
 from psycopg.types.array import ListDumper
@@ -59,11 +60,12 @@ class SpellingConnection:
             return max(cursor.rowcount, 0)
 
     def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Write new rows of a table by COPY: one statement, whose plan is made once."""
-        statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
-        with self.raw.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-            for row in rows:
-                copy.write_row(row)
+        """Write new rows of a table in one statement; COPY is refused under row-level security."""
+        names = ", ".join(columns)
+        statement = f"""INSERT INTO {table} ({names}) SELECT {names}
+            FROM json_populate_recordset(CAST(NULL AS {table}), %s)"""  # noqa: S608 - names are ours
+        written = json_rows(dict(zip(columns, row, strict=True)) for row in rows)
+        self.raw.execute(statement.encode(), [written])
 
 
 def teach(connection: Connection[Any]) -> None:
@@ -74,11 +76,33 @@ def teach(connection: Connection[Any]) -> None:
     connection.adapters.register_loader("text", _TextBinaryLoader)
 
 
+def json_rows(rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows as the JSON that `json_populate_recordset` takes, texts as they are stored."""
+    held = list(rows)
+    written = orjson.dumps(held)
+    if b"\\u0000" in written or b"\\u001a" in written:
+        written = orjson.dumps(_written_values(held))
+    return written.decode()
+
+
+def _written_values(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _written_values(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list):
+        return [_written_values(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return _written(value) if isinstance(value, str) else value
+
+
+def _written(text: str) -> str:
+    """Return a text as it is stored."""
+    if _ESCAPE in text or "\x00" in text:
+        return text.replace(_ESCAPE, _ESCAPE_WRITTEN).replace("\x00", _NUL_WRITTEN)
+    return text
+
+
 class _TextDumper(StrDumperUnknown):
     def dump(self, obj: str) -> Buffer | None:
-        if _ESCAPE in obj or "\x00" in obj:
-            obj = obj.replace(_ESCAPE, _ESCAPE_WRITTEN).replace("\x00", _NUL_WRITTEN)
-        return super().dump(obj)
+        return super().dump(_written(obj))
 
 
 def _as_given(text: str | bytes) -> str | bytes:

@@ -26,7 +26,7 @@ from hybridagi_steps.stores.sql.tables import (
 
 _IDENTITY = """SELECT (SELECT value FROM meta WHERE key = 'store_id'), n.embedder, n.dimension
     FROM (SELECT 1) one LEFT JOIN namespace n ON n.id = ?"""
-_NOTHING_NEW = "UPDATE meta SET value = value WHERE key = 'store_id'"
+_NOTHING_NEW = "UPDATE namespace SET epoch = epoch WHERE id = ?"
 _PLACES = "SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:' ORDER BY key"
 _NOTE_PLACE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
 _LEARNED = "SELECT value FROM meta WHERE key = ?"
@@ -214,7 +214,7 @@ class AdminTables(RetentionTables):
     def sync(self) -> None:
         """Make durable what was written without waiting for a disk."""
         with self._db.writing(synced=True) as connection:
-            connection.execute(_NOTHING_NEW)
+            connection.execute(_NOTHING_NEW, (self._namespace,))
 
     def set_embedder(self, model_id: str, dimension: int) -> None:
         """Remember the embedder; another than before drops all embeddings."""
