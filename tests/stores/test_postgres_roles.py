@@ -358,6 +358,7 @@ def test_a_migration_lets_others_go_on_while_it_waits(
     run_sql(roles.owner, f"UPDATE meta SET value = '{before}' WHERE key = 'schema_version'")
     for statement in (
         "DROP TABLE access CASCADE",
+        "DROP POLICY owned ON agent_step",
         "DROP FUNCTION isolate, grant_rights, admit, expel",
     ):
         run_sql(roles.owner, statement)
@@ -381,17 +382,18 @@ def test_vectors_near_each_other_are_kept_apart_too(roles: Roles) -> None:
     address = roles.granted("server", "a")
     admin = roles.owner.replace(f"{name_of(roles.owner)}:", "postgres:")
     run_sql(admin, "CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+    said = {"purpose": "refund the ticket"}
     for namespace in ("a", "b"):
         with hs.StepMemory(
-            roles.owner, embedder="hashing", namespace=namespace, memory_budget=0
+            roles.owner, embedder="hashing", namespace=namespace, memory_budget=1
         ) as memory:
-            memory.add([step(id=f"{namespace} {n}") for n in range(3)])
-            assert memory.search("Act")
+            memory.add([step(id=f"{namespace} {n}", inputs=said) for n in range(3)])
+            assert memory.search("refund")
     assert run_sql(roles.owner, "SELECT count(*) FROM near") == [(6,)]
     assert run_sql(address, "SELECT count(*) FROM near") == [(3,)]
-    with hs.StepMemory(address, embedder="hashing", namespace="a", memory_budget=0) as memory:
-        memory.add(step(id="new"))
-        assert memory.search("Act")
+    with hs.StepMemory(address, embedder="hashing", namespace="a", memory_budget=1) as memory:
+        memory.add(step(id="new", inputs=said))
+        assert memory.search("refund")
         assert memory.delete("a 1") == 1
     assert run_sql(roles.owner, "SELECT count(*) FROM near") == [(5,)]
 
