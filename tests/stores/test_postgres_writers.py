@@ -16,7 +16,12 @@ import pytest
 from faults.processes import piped
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
-from hybridagi_steps.errors import DuplicateStepError, SequenceConflictError, StorageBusyError
+from hybridagi_steps.errors import (
+    DuplicateStepError,
+    SequenceConflictError,
+    StorageBusyError,
+    StorageError,
+)
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, message, save_pending
 
@@ -305,6 +310,26 @@ class TestSideBySide:
         assert [one.sequence for one in again] == [2]
         with pytest.raises(SequenceConflictError):
             store.commit("s", [said("other")], expect_last=1)
+        assert store.verify() == []
+
+    def test_a_commit_whose_connection_ends_is_repeated_by_its_key(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        def commit() -> list[int]:
+            made = store.commit("s", [said("late")], [step("late")], idempotency_key="k")
+            return [one.sequence for one in made]
+
+        store.commit("s", [said("first")])
+        with stalling(postgres_address) as stall, psycopg.connect(postgres_address) as other:
+            lost = stall(commit)
+            other.execute(
+                b"SELECT pg_terminate_backend(pid, 5000) FROM pg_locks l WHERE NOT granted"
+                b" AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            )
+            with pytest.raises(StorageError, match=r"not known.* idempotency key"):
+                lost.result()
+        assert [commit(), commit()] == [[2], [2]]
+        assert [one.id for one in store.messages("s")] == ["first", "late"]
         assert store.verify() == []
 
     @pytest.mark.parametrize("size", [1, 3])

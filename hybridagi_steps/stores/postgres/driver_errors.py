@@ -28,7 +28,7 @@ _BUSY: _Meaning = (StorageBusyError, "is held by another writer; try again when 
 _LOST: _Meaning = (
     StorageError,
     "ended the connection; whether the last write was stored is not known. The next call connects "
-    "again",
+    "again: to repeat a commit with its idempotency key, or a step with its id, stores it once",
 )
 _READ_ONLY: _Meaning = (ReadOnlyStorageError, "cannot be written by this user, or not there")
 _NOT_GRANTED: _Meaning = (
