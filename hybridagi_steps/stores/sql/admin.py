@@ -271,8 +271,7 @@ class AdminTables(RetentionTables):
             # What is kept ends where no row appears any more.
             done = [*map(max, known[:2], map(min, settled, through))]
             tally = kept = self._counted_on(connection, known, *done)
-            newest = [*map(max, through, done)]
-            if newest != done:
+            if (newest := [*map(max, through, done)]) != done:
                 tally = self._counted_on(connection, kept, *newest)
             asked = {"namespace": self._namespace}
             texts, vectors, text_only = connection.execute(_PENDING, asked).fetchone()
