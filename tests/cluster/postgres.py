@@ -25,6 +25,7 @@ import psycopg
 PATIENCE_SECONDS = 120.0
 """How long anything here is waited for."""
 _PAUSE_SECONDS = 0.05
+_TRIES = 3
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -54,7 +55,7 @@ class PostgresServer:
                 package.ensure_pgdata_inited()
             else:
                 self._copy(primary)
-            self.start()
+            self._start_on_some_port()
         except BaseException:
             self.close()
             raise
@@ -67,6 +68,17 @@ class PostgresServer:
     def address(self, database: str = "postgres") -> str:
         """Return the address of a database of this server alone."""
         return address_of([self], database)
+
+    def _start_on_some_port(self) -> None:
+        """Start it for the first time; somebody may take the port before it does."""
+        for _ in range(_TRIES):
+            try:
+                return self.start()
+            except RuntimeError as error:
+                if "could not bind" not in str(error):
+                    raise
+                self.port = free_port()
+        raise RuntimeError(f"{self.name} found no free port in {_TRIES} tries")
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""

