@@ -93,8 +93,7 @@ CREATE FUNCTION admit(who TEXT, whose TEXT, may TEXT) RETURNS void LANGUAGE plpg
     SET search_path FROM CURRENT AS $$
 BEGIN
     IF current_setting('server_version_num')::INTEGER < 150000 THEN
-        RAISE EXCEPTION 'roles need PostgreSQL 15: before, views are read as their owner'
-            USING ERRCODE = 'feature_not_supported';
+        RAISE EXCEPTION 'roles need PostgreSQL 15: before, views are read as their owner';
     END IF;
     INSERT INTO namespace (name) VALUES (whose) ON CONFLICT DO NOTHING;
     INSERT INTO access SELECT who, id, may FROM namespace WHERE name = whose
