@@ -285,25 +285,15 @@ def test_who_may_not_make_indexes_holds_the_index_until_somebody_has(
     postgres_address: str, real_steps: list[hs.AgentStep], caplog: pytest.LogCaptureFixture
 ) -> None:
     psycopg = pytest.importorskip("psycopg")
+    from hybridagi_steps.stores.postgres.roles import grant
+
     role = f"writer_{uuid4().hex[:8]}"
     with hs.StepMemory(postgres_address, embedder="hashing") as owner:
         owner.add(real_steps[:50])
-    grants = [
-        f"CREATE ROLE {role} LOGIN",
-        f"GRANT USAGE ON SCHEMA hybridagi_steps TO {role}",
-        *(
-            f"ALTER DEFAULT PRIVILEGES IN SCHEMA hybridagi_steps GRANT ALL ON {kind} TO {role}"
-            for kind in ("TABLES", "SEQUENCES")
-        ),
-        *(
-            f"GRANT ALL ON ALL {kind} IN SCHEMA hybridagi_steps TO {role}"
-            for kind in ("TABLES", "SEQUENCES")
-        ),
-        "CREATE EXTENSION vector SCHEMA public",
-    ]
     with psycopg.connect(postgres_address, autocommit=True) as connection:
-        for grant in grants:
-            connection.execute(grant)
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+        connection.execute("CREATE EXTENSION vector SCHEMA public")
+    grant(postgres_address, role, "server")
     try:
         theirs = postgres_address.replace("://postgres", f"://{role}", 1)
         with hs.StepMemory(theirs, **SMALL) as memory, caplog.at_level(logging.WARNING):

@@ -43,7 +43,6 @@ _NOT_WHOLE: _Meaning = (
 _FOREIGN: _Meaning = (ForeignFileError, "has tables of another program in our schema")
 _MEANINGS: dict[str, _Meaning] = {
     "08": _LOST,
-    "0A000": _NOT_GRANTED,  # COPY into a table with row-level security
     "25006": _READ_ONLY,
     "28": (StorageError, "refuses this user or password"),
     "3D000": (StorageError, "is no database of this server; create it first"),

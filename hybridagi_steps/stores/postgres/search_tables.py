@@ -235,9 +235,27 @@ class SearchTables(PostgresTables, DerivedTables):
         found = connection.execute(_FAR, asked).fetchall()
         if not found:
             return False
-        _copy_near(connection.raw, self._namespace, (stored_vector(*rest) for _, *rest in found))
+        vectors = (stored_vector(*rest) for _, *rest in found)
+        if connection.raw.execute(b"SELECT row_security_active('near')").fetchone() == (True,):
+            self._insert_near(connection.raw, vectors)
+        else:
+            _copy_near(connection.raw, self._namespace, vectors)
         connection.execute(_NEARED, (found[-1][0], self._namespace))
         return found[-1][0] < through
+
+    def _insert_near(self, raw: Raw, vectors: Iterable[VectorRow]) -> None:
+        """Write vectors as a role that may not COPY, since row-level security holds it."""
+        rows = [
+            (each.row, each.scoped, str(of_length_one(each.vector).tolist()))
+            for each in vectors
+            if each.vector is not None
+        ]
+        insert = f"""INSERT INTO near (row, namespace, scoped, vector)
+            SELECT r, {self._namespace}, s, CAST(v AS {self._vector_schema}.halfvec)
+            FROM unnest(%s::BIGINT[], %s::BOOLEAN[], %s::TEXT[]) AS u (r, s, v)"""  # noqa: S608 - ours
+        raw.execute(
+            insert.encode(), [list(column) for column in zip(*rows, strict=True)] or [[]] * 3
+        )
 
 
 def _copy_near(raw: Raw, namespace: int, vectors: Iterable[VectorRow]) -> None:
