@@ -395,7 +395,8 @@ def test_vectors_near_each_other_are_kept_apart_too(roles: Roles) -> None:
         memory.add(step(id="new", inputs=said))
         assert memory.search("refund")
         assert memory.delete("a 1") == 1
-    assert run_sql(roles.owner, "SELECT count(*) FROM near") == [(5,)]
+    assert run_sql(roles.owner, "SELECT count(*) FROM near") == [(6,)]
+    assert run_sql(address, "SELECT count(*) FROM near") == [(3,)]
 
 
 def test_a_statement_that_takes_too_long_is_given_up_and_maintenance_is_not(

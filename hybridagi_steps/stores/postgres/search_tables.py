@@ -253,9 +253,7 @@ class SearchTables(PostgresTables, DerivedTables):
         insert = f"""INSERT INTO near (row, namespace, scoped, vector)
             SELECT r, {self._namespace}, s, CAST(v AS {self._vector_schema}.halfvec)
             FROM unnest(%s::BIGINT[], %s::BOOLEAN[], %s::TEXT[]) AS u (r, s, v)"""  # noqa: S608 - ours
-        raw.execute(
-            insert.encode(), [list(column) for column in zip(*rows, strict=True)] or [[]] * 3
-        )
+        raw.execute(insert.encode(), [[row[at] for row in rows] for at in range(3)])
 
 
 def _copy_near(raw: Raw, namespace: int, vectors: Iterable[VectorRow]) -> None:
