@@ -27,7 +27,6 @@ from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import (
     DamagedFileError,
     ForeignFileError,
-    InvalidSettingError,
     MissingExtraError,
     NewerSchemaError,
     ReadOnlyStorageError,
@@ -855,16 +854,6 @@ class TestWithoutDriver:
         monkeypatch.setitem(sys.modules, "psycopg", None)
         with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[postgres\]"):
             StepMemory("postgresql://localhost/db")
-
-    def test_durable_runs_ask_for_a_file_of_their_own(self, postgres_address: str) -> None:
-        pytest.importorskip("dbos", reason="the extra durable is not installed")
-        from hybridagi_steps import DurableRunner
-
-        with (
-            StepMemory(postgres_address, embedder="hashing") as memory,
-            pytest.raises(InvalidSettingError, match="database="),
-        ):
-            DurableRunner(memory=memory)
 
 
 def test_a_database_of_the_first_schema_is_brought_up_to_date(postgres_address: str) -> None:

@@ -189,7 +189,7 @@ def test_an_index_is_kept_only_of_what_a_power_loss_leaves(memory: StepMemory, w
     assert Path(f"{memory.searcher._index._cache}").exists()  # pyright: ignore[reportPrivateUsage]
     last = max(n for n, text in enumerate(statements) if text.startswith("COMMIT"))
     begun = max(n for n, text in enumerate(statements[:last]) if text.startswith("BEGIN IMMEDIATE"))
-    assert "UPDATE meta" in statements[begun + 1]
+    assert "UPDATE namespace SET epoch = epoch WHERE" in statements[begun + 1]
     set_to = [text for text in statements[:begun] if text.startswith("PRAGMA synchronous")]
     assert set_to[-1] == "PRAGMA synchronous = FULL"
 

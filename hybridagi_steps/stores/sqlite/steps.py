@@ -325,7 +325,8 @@ class SqliteSteps(SqliteTables, StepWriting):
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
         """Insert steps under their ids: pinned, or at the end of their session."""
-        lines = [*map(line_of, steps)]
+        given = zip(ids, steps, strict=True)
+        lines = [None if step_id in pins else line_of(step) for step_id, step in given]
         ends = self._ends_of(connection, lines)
         namespace = self._namespace
         values = (
