@@ -49,6 +49,15 @@ EmbedderName = Annotated[
         help="auto (the file's own), wordllama, hashing, or sentence-transformers with its model.",
     ),
 ]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-budget",
+        help="What the search index of a memory in PostgreSQL may take here; a larger one is "
+        "searched there.",
+        metavar="256MB",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -74,7 +83,11 @@ def check_file(db: str) -> None:
 
 
 def opened(
-    db: str, namespace: str, redact: str | None = None, embedder: str = "auto"
+    db: str,
+    namespace: str,
+    redact: str | None = None,
+    embedder: str = "auto",
+    memory_budget: str | None = None,
 ) -> AbstractContextManager[StepMemory]:
     """Open the memory in a file, making the file if it is not there.
 
@@ -83,16 +96,18 @@ def opened(
         namespace: Whose memory in it.
         redact: Where the function is that redacts what is stored, as `package.module:name`.
         embedder: The embedder's name.
+        memory_budget: As `StepMemory` takes it.
     """
     if db in ("", ":memory:"):
         raise typer.BadParameter(f"--db needs a file; {db!r} would be gone with this command.")
     from hybridagi_steps.memory import StepMemory
 
+    how: dict[str, Any] = {"embedder": embedder, "memory_budget": memory_budget}
     if redact is None:
-        return StepMemory(db, namespace=namespace, embedder=embedder)
+        return StepMemory(db, namespace=namespace, **how)
     from hybridagi_steps.server.program_loading import load_redact
 
-    return StepMemory(db, namespace=namespace, embedder=embedder, redact=load_redact(redact))
+    return StepMemory(db, namespace=namespace, redact=load_redact(redact), **how)
 
 
 def named(db: str) -> str:

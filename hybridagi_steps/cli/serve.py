@@ -23,6 +23,7 @@ from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     Db,
     EmbedderName,
+    MemoryBudget,
     Namespace,
     Redact,
     check_file,
@@ -92,6 +93,7 @@ def serve(
         float, typer.Option("--drain", min=0, help="Seconds that runs get to end when stopped.")
     ] = 0.0,
     embedder: EmbedderName = "auto",
+    memory_budget: MemoryBudget = None,
     namespace: Namespace = "default",
     redact: Redact = None,
 ) -> None:
@@ -110,7 +112,8 @@ def serve(
         drain_seconds=drain,
     )
     with ExitStack() as stack:
-        memory = stack.enter_context(opened(db, namespace, redact, embedder))
+        how = (namespace, redact, embedder, memory_budget)
+        memory = stack.enter_context(opened(db, *how))
         _load_embedder(memory, embedder)
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)
         stack.enter_context(_exported(memory, runner, otlp))

@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 import hybridagi_steps as hs
+from hybridagi_steps.cli import main
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.search.database import database_index
 from hybridagi_steps.stores.postgres import search_tables
@@ -328,3 +329,9 @@ def test_a_file_has_no_budget(
     with pytest.raises(InvalidSettingError, match="PostgreSQL"):
         hs.StepMemory(address, memory_budget="256MB")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_refuses_a_budget_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    address = "postgresql://nobody@127.0.0.1:1/x"
+    assert main(["serve", "--db", address, "--memory-budget", "12 apples"]) == 2
+    assert "memory_budget is a size such as '256MB'" in capsys.readouterr().err
