@@ -52,10 +52,11 @@ _CHANGING = [
     ),
     (re.compile(r"\d\d:\d\d:\d\d"), "TIME"),
     (re.compile(r"\b[\d,.]+ (?:ms|µs|s|min)\b"), "DURATION"),
+    (re.compile(r"\bmeaning \d\.\d+|\babout \d+ of\b|\bas data, \d+"), "DATED"),
     (re.compile(r"(\d\.\d\d)\d+"), r"\1"),
     (re.compile(r"[\s─━│-]+"), " "),
 ]
-"""What differs from run to run, each with what it is compared as."""
+"""What differs from run to run, or from day to day as recalled texts do, as it is compared."""
 
 
 def comparable(output: str) -> str:
