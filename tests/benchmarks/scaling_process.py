@@ -33,6 +33,7 @@ from tests.benchmarks.timing import Sample, timed
 K = 10
 SEARCH = "open and first search"
 CONTEXT = "context of what fits 4,000 tokens"
+RECALL = "the same, with what is recalled"
 TURN = "message through StepRunner, plain callable"
 _NEW = 10**7
 """Number of the first made-up step that no file has."""
@@ -156,8 +157,8 @@ def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dic
     spoken = to_messages(shipped_steps(), session_id="long", carry=False)
     texts = [message.content for message in spoken if isinstance(message.content, str)]
     roles = (MessageRole.USER, MessageRole.ASSISTANT)
-    said = [
-        Step(session_id="long", role=roles[n % 2], content=texts[n % len(texts)])
+    said = [  # nobody says the same 900 things again and again: each has its number
+        Step(session_id="long", role=roles[n % 2], content=f"{texts[n % len(texts)]} ({n})")
         for n in range(size)
     ]
     with StepMemory(path, embedder="hashing", durability="normal") as memory:
@@ -166,6 +167,9 @@ def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dic
         builder = ContextBuilder(memory, k=0)
         builder.build(session_id="long")
         yield CONTEXT, _shown(_timed(_calls(lambda: builder.build(session_id="long")), rounds))
+        recalling = ContextBuilder(memory)
+        recalling.build(session_id="long")
+        yield RECALL, _shown(_timed(_calls(lambda: recalling.build(session_id="long")), rounds))
         runner = hs.StepRunner(_answered, memory)
         turn = _calls(lambda: asyncio.run(runner.run("long", "And the next one?")))
         yield TURN, _shown(_timed(turn, rounds + 1)[1:])
