@@ -7,9 +7,11 @@ trigger waits there for a lock that the test holds.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +21,12 @@ from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.errors import (
     DuplicateStepError,
     SequenceConflictError,
+    StepsError,
     StorageBusyError,
     StorageError,
 )
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, message, save_pending
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
@@ -245,6 +249,117 @@ class TestStalledWriters:
             "source",
             "late",
         ]
+
+
+class CountingStore(PostgresStepStore):
+    """Counts the commits that it tried where it knew an end: those that were refused, and all."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.at_once = [0, 0]
+
+    def _commit_known(self, new: Any) -> int | None:
+        knew = new.session_id in self._known
+        found = super()._commit_known(new)
+        if knew:
+            self.at_once[found is not None] += 1
+        return found
+
+
+class TestKnownSessions:
+    """A writer that knows where a session ends commits there at once, if it is still so."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_two_of_them_leave_what_one_leaves_in_a_file(
+        self, postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    ) -> None:
+        """Whatever the other has done to a session in between: the same messages, and errors."""
+        chance = random.Random(seed)
+        monkeypatch.setattr("hybridagi_steps.stores.postgres.store._LOOKS", 1)
+        with (
+            closing(CountingStore(postgres_address)) as one,
+            closing(CountingStore(postgres_address)) as two,
+            closing(SqliteStepStore(tmp_path / "oracle.db")) as oracle,
+        ):
+            writer = one
+            for n in range(250):
+                operation = _operation(chance, f"m{n}")
+                writer = chance.choice((writer, writer, writer, one, two))
+                told = [_outcome(store, operation) for store in (writer, oracle)]
+                assert told[0] == told[1], (n, operation)
+            for name in _NAMES:
+                seen = [_outcome(store, _seen_in(name)) for store in (one, two, oracle)]
+                assert seen[0] == seen[1] == seen[2]
+            assert all(min(store.at_once) > 3 for store in (one, two))
+            assert one.verify() == []
+
+    def test_steps_and_any_text_stand_where_they_were_said(self, store: PostgresStepStore) -> None:
+        odd, key = "a\x00b\x1a1 \\u0000 ключ 🙂", "b\x1a1 \\u0000 ключ 🙂"
+        for n in range(3):
+            given = step(f"step {n}", metadata={"n": key}, run_id="r", user_id="u")
+            made = store.commit(
+                "s", [message(odd, id=f"a{n}"), message("b", id=f"b{n}")], [given], after=[1]
+            )
+            assert [one.sequence for one in made] == [2 * n + 1, 2 * n + 2]
+        assert [one.content for one in store.messages("s")] == [odd, "b"] * 3
+        assert store.pinned_steps("s") == [(2 * n + 2, f"step {n}") for n in range(3)]
+        found = store.find(StepFilter(metadata={"n": key}), limit=9)
+        assert [str(one.id) for one in found] == ["step 0", "step 1", "step 2"]
+        assert [one.session_id for one in found] == ["s"] * 3
+        with pytest.raises(DuplicateStepError, match="step 1"):
+            store.commit("s", [said("x")], [step("step 1")])
+        assert [one.id for one in store.messages("s")][-1] == "b2"
+        assert store.verify() == []
+
+
+_NAMES = ("s", "t", "f")
+Operation = Callable[[Any], object]
+
+
+def _seen_in(name: str) -> Operation:
+    return lambda store: (
+        [(one.id, one.content, one.sequence) for one in store.messages(name)],
+        [name for _, name in store.pinned_steps(name)],
+        store.session_owner(name),
+    )
+
+
+def _outcome(store: Any, operation: Operation) -> object:
+    """Return what an operation gives, or how it fails."""
+    try:
+        return operation(store)
+    except (StepsError, ValueError) as error:
+        return type(error)
+
+
+def _operation(chance: random.Random, name: str) -> Operation:
+    """Return something that is done to a session; most of all commits."""
+    session, other = chance.choice(_NAMES), chance.choice(_NAMES)
+    end, user = chance.randrange(9), chance.choice((None, None, None, "u", "v"))
+    if chance.random() < 0.1:
+        return _seen_in(session)
+    if chance.random() < 0.25:
+        return chance.choice(
+            (
+                lambda store: store.hide_from(session, end),
+                lambda store: store.fork(session, end, other) and None,
+                lambda store: store.delete_session(session),
+                lambda store: store.adopt(session, store.branch_at(session, end)),
+                lambda store: store.rewrite_messages({f"m{end}.0": message("erased", id=name)}),
+                lambda store: store.session_end(session).sequence,
+            )
+        )
+    asked: dict[str, Any] = {
+        "expect_last": chance.choice((None, None, None, end)),
+        "idempotency_key": chance.choice((None, None, f"key {end}")),
+        "user_id": user,
+    }
+    ids = [f"m{end}.0"] if chance.random() < 0.05 else [f"{name}.{n}" for n in range(end % 3)]
+    steps = [step(f"{name} step", user_id=user)] * chance.choice((0, 0, 1))
+    return lambda store: [
+        (one.id, one.sequence)
+        for one in store.commit(session, [said(each) for each in ids], steps, **asked)
+    ]
 
 
 class TestSideBySide:

@@ -22,7 +22,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
@@ -50,7 +50,7 @@ from hybridagi_steps.stores.postgres.schema import (
     migrate,
 )
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection, teach
-from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED, Values
+from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED
 from hybridagi_steps.stores.waiting import Patience, taken
 
 Raw = psycopg.Connection[Any]
@@ -126,38 +126,48 @@ class PostgresDatabase:
         with self._turn_taken(beside) as (raw, wait):
             if synced is not None and synced != (self.durability == "full"):
                 wait += f"SET LOCAL synchronous_commit TO {_SYNCED[synced]};"
-            begin = _BEGIN_WRITING.format(wait=wait, locks=self._locks(beside))
+            locks = self._locks(beside, self._name_key(beside))
+            begin = _BEGIN_WRITING.format(wait=wait, locks=locks)
             raw.execute(begin.encode())
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 
-    def _locks(self, beside: str | None) -> str:
+    def _locks(self, beside: str | None, name: object) -> str:
         """Return the query that takes a writer's locks, last those that hold followers back."""
         if beside is None:
             return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn})"
-        own = f"pg_advisory_xact_lock({NAMES_CLASS}, {crc32(beside.encode(), self.turn) - 2**31})"
+        own = f"pg_advisory_xact_lock({NAMES_CLASS}, {name})"
         if beside == DERIVED:
             return f"SELECT pg_advisory_xact_lock_shared({LOCK_CLASS}, {self.turn}), {own}"
         return locks_of_a_writer(LOCK_CLASS, self.turn, *([own] if beside else []))
 
-    def insert(self, sql: str, values: Values, *, reads: bool) -> Any:
-        """Run one INSERT as a transaction of its own; return its first row. For single appends.
+    def _name_key(self, beside: str | None) -> int:
+        return crc32((beside or "").encode(), self.turn) - 2**31
+
+    def insert(
+        self, sql: str, values: Mapping[str, Any], *, beside: str = ANYWHERE, reads: bool = False
+    ) -> Any:
+        """Run one statement that writes as a transaction of its own; return its first row.
 
         Args:
             sql: Takes its values from `turn`, which holds the locks of the writer.
             values: For `:name`.
+            beside: What it alone may change; see `Database`.
             reads: Whether it reads what other writers change. A statement sees what was committed
                 before it began, so the locks are taken by one before it, in the same round trip.
         """
-        locks = self._locks(ANYWHERE)
+        locks = self._locks(beside, "CAST(:turn AS INTEGER)")
         sql = f"WITH turn AS MATERIALIZED ({locks}) {sql}"
-        with self._turn_taken(ANYWHERE) as (raw, wait):
+        values = {**values, "turn": self._name_key(beside)}
+        with self._turn_taken(beside) as (raw, wait):
+            connection = SpellingConnection(raw)
             if not (wait or reads):
-                return SpellingConnection(raw).execute(sql, values).fetchone()
+                return connection.execute(sql, values).fetchone()
             with raw.pipeline():
-                for statement in filter(None, ("BEGIN", wait, locks)):
+                for statement in filter(None, ("BEGIN", wait)):
                     raw.execute(statement.encode())
-                answer = SpellingConnection(raw).execute(sql, values)
+                connection.execute(locks, values)
+                answer = connection.execute(sql, values)
                 raw.execute(b"COMMIT")
             return answer.fetchone()
 

@@ -64,8 +64,7 @@ class SpellingConnection:
         names = ", ".join(columns)
         statement = f"""INSERT INTO {table} ({names}) SELECT {names}
             FROM json_populate_recordset(CAST(NULL AS {table}), %s)"""  # noqa: S608 - names are ours
-        written = json_rows(dict(zip(columns, row, strict=True)) for row in rows)
-        self.raw.execute(statement.encode(), [written])
+        self.raw.execute(statement.encode(), [json_rows(columns, rows)])
 
 
 def teach(connection: Connection[Any]) -> None:
@@ -76,9 +75,9 @@ def teach(connection: Connection[Any]) -> None:
     connection.adapters.register_loader("text", _TextBinaryLoader)
 
 
-def json_rows(rows: Iterable[dict[str, Any]]) -> str:
+def json_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as the JSON that `json_populate_recordset` takes, texts as they are stored."""
-    held = list(rows)
+    held = [dict(zip(columns, row, strict=True)) for row in rows]
     written = orjson.dumps(held)
     if b"\\u0000" in written or b"\\u001a" in written:
         written = orjson.dumps(_written_values(held))

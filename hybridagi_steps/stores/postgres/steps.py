@@ -28,7 +28,7 @@ from hybridagi_steps.stores.postgres.schema import DURABLY
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.sql.copied_rows import OrderedRow
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
-from hybridagi_steps.stores.sql.sessions import session_state_query
+from hybridagi_steps.stores.sql.session_commits import session_state_query
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
@@ -68,6 +68,7 @@ KEYS = """parent_id run_id hop session_id user_id program_id program tool
 """The columns of a step that filters look at."""
 _COLUMNS = ("namespace", "id", "body", "checksum", *KEYS)
 """In the order of `_values`."""
+PINNED = ("branch_id", "sequence", *_COLUMNS)
 _NAMES = ", ".join(_COLUMNS)
 _MARKS = ", ".join(f":{name}" for name in _COLUMNS)
 _INSERT = f"""INSERT INTO agent_step ({_NAMES}) SELECT {_MARKS} FROM turn
@@ -219,7 +220,7 @@ class PostgresSteps(PostgresTables, StepWriting):
         given = list(zip(ids, steps, strict=True))
         sessions = {line_of(step) for step_id, step in given if step_id not in pins}
         ends = self._ends_of(connection, sessions)
-        table = "agent_step", ("row", "branch_id", "sequence", *_COLUMNS)
+        table = "agent_step", ("row", *PINNED)
         copied = (
             (
                 row,
@@ -243,7 +244,7 @@ class PostgresSteps(PostgresTables, StepWriting):
         keys = [self._keys(decode_body(step.texts[0])).values() for step in steps]
         cast("SpellingConnection", connection).copy(
             "agent_step",
-            ("row", "branch_id", "sequence", *_COLUMNS),
+            ("row", *PINNED),
             (
                 (row, *step[2:4], self._namespace, step.id, step.texts[0].decode(), check, *values)
                 for row, step, check, values in zip(rows, steps, checks, keys, strict=True)

@@ -13,22 +13,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from psycopg.errors import UniqueViolation
+from psycopg.types.numeric import Int8
 
-from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
 from hybridagi_steps.protocols import Durability
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, Frontier, Unsettled
+from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
+    BranchPosition,
+    Frontier,
+    Unsettled,
+)
 from hybridagi_steps.stores.body import decode_body
+from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
 from hybridagi_steps.stores.postgres.local_cache import LocalCache
 from hybridagi_steps.stores.postgres.positions import SETTLED
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
 from hybridagi_steps.stores.postgres.search_tables import SearchTables
-from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PostgresSteps
+from hybridagi_steps.stores.postgres.spelling import json_rows
+from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PINNED, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import FRONTIER, StepLink
+from hybridagi_steps.stores.sql.lineage import SessionRow, row_checksums
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
+from hybridagi_steps.stores.sql.session_commits import Commit
 from hybridagi_steps.stores.sql.tables import Connection, many
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
@@ -199,6 +211,22 @@ _FRONTIER = f"""WITH settled AS MATERIALIZED ({SETTLED})
         + CASE WHEN message < newest_message THEN (SELECT count(*) FROM message m WHERE
             m.namespace = :namespace AND m.row BETWEEN message + 1 AND newest_message) ELSE 0 END
     FROM ({FRONTIER.replace("?", ":namespace")}) known, settled"""  # noqa: S608 - no value in it
+_MESSAGE = "namespace, branch_id, sequence, id, said, body, said_checksum, checksum"
+_PINNED = ", ".join(PINNED)
+_COMMIT = f""", changed AS (UPDATE session SET updated_at = :now, user_id = :owner,
+        checksum = :checksum, written = nextval('session_write') FROM turn
+    WHERE namespace = :namespace AND id = :session AND branch_id = :branch
+        AND updated_at = :seen_at AND checksum = :seen RETURNING 1 AS done),
+    said AS (INSERT INTO message ({_MESSAGE}) SELECT {_MESSAGE}
+        FROM changed, json_populate_recordset(CAST(NULL AS message), :messages))"""  # noqa: S608 - names are ours
+_COMMIT_STEPS = f""", pinned AS (INSERT INTO agent_step ({_PINNED}) SELECT {_PINNED}
+        FROM changed, json_populate_recordset(CAST(NULL AS agent_step), :steps))"""  # noqa: S608 - names are ours
+_COMMIT_KEY = """, used AS (INSERT INTO append_key
+    SELECT :namespace, :session, :key, :branch, :first, :last FROM changed)"""
+_DONE = " SELECT done FROM changed"
+_SESSIONS_KNOWN = 1000
+_LOOKS = 16
+"""How often a session is looked at anew after somebody else was found to write there, too."""
 _RESTART = 2**32
 """Added to an epoch for each restart of the server: more than `clear` will ever count."""
 
@@ -226,11 +254,80 @@ class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
             timeout_seconds: How long a call waits for other writers, or for a free connection.
         """
         database = PostgresDatabase(address, durability, timeout_seconds)
+        self._known: dict[str, tuple[SessionRow, int]] = {}
+        """Sessions as they were seen last, each with where it ends."""
+        self._shared: dict[str, int] = {}
+        """Sessions that others write, too, each with how many more looks at it are not kept."""
         try:
             super().__init__(database, namespace)
         except BaseException:
             database.close()
             raise
+
+    def _know(self, session_id: str, session: SessionRow, last: int) -> None:
+        if len(self._known) + len(self._shared) >= _SESSIONS_KNOWN:
+            self._known.clear()
+            self._shared.clear()
+        if (looks := self._shared.pop(session_id, 0)) > 1:
+            self._shared[session_id] = looks - 1
+        else:
+            self._known[session_id] = session, last
+
+    def _commit_known(self, new: Commit) -> int | None:
+        """Commit by one statement, if the session's row is still the one that was seen last.
+
+        Whoever changes where a session ends writes a new time into its row, and two messages cannot
+        stand at one place. A statement sees the row as it is when its locks are taken, all else as
+        it was when it began; so it asks for nothing else, and what is not as expected is read anew.
+        """
+        found = self._known.get(new.session_id)
+        if found is None or any(step.vector is not None for step in new.steps):
+            return None
+        (seen, last), end = found, BranchPosition(found[0].branch_id, found[1])
+        owner = new.owner if seen.user_id is None else seen.user_id
+        now = seen._replace(user_id=owner, updated_at=utc_now().isoformat())
+        if (
+            new.branch_id not in (None, end.branch_id)
+            or new.expect_last not in (None, end, last)
+            or new.user_id not in (None, owner)
+        ):
+            return None
+        place = (self._namespace, end.branch_id)
+        messages = [(*place, *row, *row_checksums(end.branch_id, row)) for row in new.rows(last)]
+        steps = [
+            (*pin, *self._values(step_id, step).values())
+            for pin, step_id, step in zip(new.pins(end), new.step_ids, new.steps, strict=True)
+        ]
+        key = (self._namespace, new.session_id)
+        values = {
+            "namespace": self._namespace,
+            "session": new.session_id,
+            "branch": end.branch_id,
+            "now": now.updated_at,
+            "owner": owner,
+            "checksum": Int8(session_checksum(*key, *now)),  # one type: one prepared statement
+            "seen_at": seen.updated_at,
+            "seen": Int8(session_checksum(*key, *seen)),
+            "messages": json_rows(_MESSAGE.split(", "), messages),
+            "steps": json_rows(PINNED, steps) if steps else None,
+            "key": new.idempotency_key,
+            "first": last + 1,
+            "last": last + len(messages),
+        }
+        keyed = new.idempotency_key is not None
+        sql = _COMMIT + _COMMIT_STEPS * bool(steps) + _COMMIT_KEY * keyed + _DONE
+        try:
+            done = self._db.insert(sql, values, beside=new.session_id)
+        except StorageError as error:
+            if not isinstance(error.__cause__, UniqueViolation):
+                raise
+            done = None  # the key or an id is there already
+        if done is None:
+            self._known.pop(new.session_id, None)
+            self._shared[new.session_id] = _LOOKS
+            return None
+        self._know(new.session_id, now, last + len(messages))
+        return last
 
     def _neighbours(
         self, connection: Connection, links: Mapping[int, StepLink], *, before: bool

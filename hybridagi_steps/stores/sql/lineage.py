@@ -194,8 +194,8 @@ def take_number(connection: Connection) -> None:
 
 def change_session(
     connection: Connection, namespace: int, session_id: str, row: SessionRow
-) -> None:
-    """Note where a session points, and that it was written now.
+) -> SessionRow:
+    """Note where a session points, and that it was written now; return what is noted.
 
     Who has not just added a message to it takes a number first.
     """
@@ -203,6 +203,7 @@ def change_session(
     checksum = session_checksum(namespace, session_id, *row)
     values = (row.branch_id, row.updated_at, row.user_id, checksum, namespace, session_id)
     connection.execute(_CHANGE, values)
+    return row
 
 
 def tip_of(connection: Connection, namespace: int, session_id: str) -> int | None:

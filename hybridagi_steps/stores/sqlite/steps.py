@@ -25,7 +25,7 @@ from hybridagi_steps.stores.body import checked_body
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.copied_rows import OrderedRow
 from hybridagi_steps.stores.sql.lineage import OPEN_END, TAKE_NUMBER, Row, row_checksums
-from hybridagi_steps.stores.sql.sessions import session_state_query
+from hybridagi_steps.stores.sql.session_commits import session_state_query
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
     Connection,
