@@ -121,6 +121,29 @@ def test_nothing_is_embedded_again(places: tuple[str, str]) -> None:
     assert embedder.texts - before == 2 * report.searches > 0  # the queries, in both
 
 
+def test_no_word_is_derived_again(places: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = places
+    with _memory(source) as memory:
+        fill(memory)
+        memory.flush()
+        made: list[object] = []
+        monkeypatch.setattr("hybridagi_steps.search.indexing._text_row", made.append)
+        assert memory.copy_to(target).searches > 0
+        assert made == []
+        with _memory(target) as copy:
+            assert _words(copy) == _words(memory)
+
+
+def _words(memory: StepMemory) -> dict[str, tuple[Any, ...]]:
+    """Return the words of steps and messages by id, and that of the one they show before it."""
+    store, found = tables_of(store_of(memory)), dict[str, tuple[Any, ...]]()
+    with store.snapshot() as there:
+        for table in (copied_rows.STEPS, copied_rows.MESSAGES):
+            for _, name, above, text in store.words_after(there, table, 0):
+                found[name] = (above, *text[2:]) if text else ()
+    return found
+
+
 def test_a_copy_is_brought_up_to_date(places: tuple[str, str]) -> None:
     source, target = places
     with _memory(source) as memory:

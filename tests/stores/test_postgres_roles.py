@@ -29,6 +29,7 @@ from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
+from hybridagi_steps.stores.postgres import store as postgres_store  # noqa: E402
 from hybridagi_steps.stores.postgres.roles import grant  # noqa: E402
 from hybridagi_steps.stores.postgres.schema import latest_version  # noqa: E402
 
@@ -412,6 +413,12 @@ def test_a_statement_that_takes_too_long_is_given_up_and_maintenance_is_not(
         with pytest.raises(StorageBusyError), store._db.asking() as reader:
             reader.execute("SELECT pg_sleep(30)")
         store.compact()
+        slow = "SELECT 1 FROM (SELECT pg_sleep(0.2) IS NULL AS never) s WHERE never"
+        monkeypatch.setitem(vars(postgres_store)["_INVARIANTS"], "slow", slow)
+        assert store.verify() == []
+        with store.snapshot() as source:  # of a copy, which has much to write in between
+            shown = source.execute("SHOW idle_in_transaction_session_timeout").fetchone()
+            assert shown == ("0",)
     role = name_of(roles.owner)
     run_sql(roles.owner, f"ALTER ROLE {role} SET statement_timeout TO '7s'")
     with closing(stores.open_store(roles.owner)) as store, store._db.asking() as reader:

@@ -9,7 +9,8 @@ order: positions.py says up to where they are settled. database.py owns every co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -133,6 +134,13 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
             "schema_version": latest_version(),
             "postgresql_version": version,
         }
+
+    @contextmanager
+    def _unhurried(self) -> Generator[Connection]:
+        with self._db.reading() as connection:
+            for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
+                connection.execute(f"SET LOCAL {limit} TO 0")
+            yield connection
 
     def _wait_for_readers(self, raw: Raw) -> None:
         """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""

@@ -357,7 +357,7 @@ class AdminTables(RetentionTables):
     def _line(self, what: str, broken: Callable[[Connection], Sequence[Any]]) -> str:
         """Return what to say of rows that a query finds; nothing when it finds none."""
         try:
-            with self._db.reading() as connection:
+            with self._unhurried() as connection:
                 rows = broken(connection)
         except StorageBusyError:
             raise

@@ -2,7 +2,7 @@
 
 Numbers of rows and branches are a database's own, so rows are read by what both sides know: ids of
 steps and messages, names of sessions, branches as the source numbers them. Every row is compared
-with its checksum first. Words, keys and counts are left out: whoever searches makes them again.
+with its checksum first. Words are handed on, not compared; keys and counts are made again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hybridagi_steps.stores.checksums import (
     vector_checksum,
 )
 from hybridagi_steps.stores.sql.admin import AdminTables
-from hybridagi_steps.stores.sql.derived import DerivedTables
+from hybridagi_steps.stores.sql.derived import DerivedTables, Words, stored_text
 from hybridagi_steps.stores.sql.tables import Connection, many
 
 Values = tuple[Any, ...]
@@ -39,6 +39,14 @@ _AFTER = "+namespace = ? AND row > ? ORDER BY row LIMIT ?"
 _OF_IDS = "namespace = ? AND id IN (SELECT value FROM json_each(?))"
 _VECTORS = """SELECT row, dimension, text_hash, given, vector, scoped, checksum FROM embedding
     WHERE row IN (SELECT value FROM json_each(?))"""
+# Words that show a step which is gone, or another than they should, are left to be made anew.
+_WORDS = """SELECT o.row, o.id, p.id, t.checksum, t.row, t.parent_row, t.tokens, t.text_hash,
+        t.purpose_hash, t.scoped
+    FROM {table.table} o LEFT JOIN step_text t ON t.row = o.row + {table.offset}
+        AND NOT EXISTS (SELECT 1 FROM stale_text s WHERE s.namespace = o.namespace
+            AND s.row = t.row)
+    LEFT JOIN {table.table} p ON p.row = t.parent_row - {table.offset}
+    WHERE +o.namespace = ? AND o.row > ? ORDER BY o.row LIMIT ?"""
 _BRANCHES = """SELECT id, parent_id, fork_sequence, reason, created_at, session_id, reach, pointed,
         checksum FROM branch WHERE namespace = ? ORDER BY id"""
 _NOTED = "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ? ORDER BY key"
@@ -227,7 +235,7 @@ class CopiedTables(AdminTables, DerivedTables):
 
     def snapshot(self) -> AbstractContextManager[Connection]:
         """Give one state of the database, which what others write does not change."""
-        return self._db.reading()
+        return self._unhurried()
 
     def namespaces(self) -> list[str]:
         """Return the names of the namespaces that hold anything."""
@@ -354,6 +362,17 @@ class CopiedTables(AdminTables, DerivedTables):
             if checksum not in (None, vector_checksum(row, *values[1:])):
                 raise damaged(f"{self._db.name}: the embedding of row {row}")
             found[row - table.offset] = (*values, bool(scoped))
+        return found
+
+    def words_after(self, connection: Connection, table: Ordered, row: int) -> list[Words]:
+        """Return the next steps or messages above a row with their words."""
+        found: list[Words] = []
+        for at, name, above, checksum, text_row, parent, *rest in connection.execute(
+            _WORDS.format(table=table), (self._namespace, row, PAGE)
+        ):
+            whole = text_row is not None and (parent is None) == (above is None)
+            text = stored_text(checksum, text_row, parent, *rest) if whole else None
+            found.append((at, name, above, text))
         return found
 
     def named_rows(

@@ -39,8 +39,9 @@ from hybridagi_steps.stores.sql.copied_rows import (
 )
 from hybridagi_steps.stores.sql.lineage import OPEN_END, Row, row_checksums, take_number
 from hybridagi_steps.stores.sql.tables import Connection, many
-from hybridagi_steps.stores.sql.writing import INSERT_GIVEN
 
+_NEW_VECTOR = """INSERT INTO embedding (namespace, row, checksum,
+    dimension, text_hash, given, vector, scoped) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 _DROP_VECTORS = "DELETE FROM embedding WHERE row IN (SELECT value FROM json_each(?))"
 _UNITS = f"SELECT row + {MESSAGE_ROWS} FROM message WHERE row IN (SELECT value FROM json_each(?))"  # noqa: S608 - ours
 _DROP_MESSAGES = (
@@ -72,6 +73,8 @@ class Comparison:
     """Called with how many rows were compared since the last time."""
     unfinished: bool = False
     """Whether an earlier call may have ended before it closed what it wrote."""
+    fresh: dict[Ordered, int] = field(default_factory=dict[Ordered, int])
+    """Above which row of the source all stands that was written to the target."""
     found: Differences = field(default_factory=Differences)
     removed: int = 0
     """Rows of the target that the source has not."""
@@ -123,6 +126,8 @@ class CopyTables(CopiedTables):
                 here.execute(_CHANGED, (self._namespace, revoked, self._namespace))
                 self._advance_vectors(here)
             self._catch_up()
+            for table in (STEPS, MESSAGES):
+                self._take_words(asked, table)
         return asked
 
     def _match_embedder(self, asked: Comparison) -> None:
@@ -131,8 +136,6 @@ class CopyTables(CopiedTables):
             asked.found.add("embedders", [wanted[0]])
             if asked.repairs:
                 self.set_embedder(*wanted)
-
-    # -- branches
 
     def _match_branches(self, asked: Comparison) -> None:
         """Find or make the copies of all branches; a branch comes after its parent."""
@@ -173,17 +176,16 @@ class CopyTables(CopiedTables):
         kept = {copied for branch, copied in asked.copies.items() if branch in originals}
         with self._db.reading() as here:
             extra = {copied: copied for copied in self.branches(here) if copied not in kept}
-        self._remove_extra(asked, "branches", extra, self._drop_branch_rows)
-
-    def _drop_branch_rows(self, here: Connection, branches: list[int]) -> None:
-        here.execute(_DROP_BRANCHES, (many(branches),))
+        self._remove_extra(
+            asked, "branches", extra, lambda here, rows: here.execute(_DROP_BRANCHES, (many(rows),))
+        )
 
     def _remove_extra(
         self,
         asked: Comparison,
         what: str,
         extra: Mapping[Any, Any],
-        drop: Callable[[Connection, list[Any]], None],
+        drop: Callable[[Connection, list[Any]], object],
     ) -> None:
         """Remove what the source has not, and note that the space it took must be given back."""
         asked.found.add(f"{what} too many", [*extra])
@@ -192,8 +194,6 @@ class CopyTables(CopiedTables):
             with self._db.writing(synced=False) as here:
                 self._note(here, "removed", "1")
                 drop(here, [*extra.values()])
-
-    # -- steps and messages
 
     def _drop_extra(self, asked: Comparison, table: Ordered) -> None:
         """Remove the rows of the target that are not in the source."""
@@ -216,7 +216,7 @@ class CopyTables(CopiedTables):
         """Compare steps or messages with their embeddings, a page at a time, in their order."""
         source, after, last = asked.source, 0, 0
         while page := source.ordered_rows_after(asked.there, table, after):
-            after = page[-1].row
+            before, after = after, page[-1].row
             vectors = source.vectors(asked.there, table, [entry.row for entry in page])
             with self._db.reading() as here:
                 plan = self._planned(here, asked, table, page, last)
@@ -226,6 +226,7 @@ class CopyTables(CopiedTables):
             asked.found.add(table.what, names)
             asked.found.add(f"embeddings of {table.what}", [*wrong])
             if asked.repairs and (names or wrong):
+                asked.fresh.setdefault(table, 0 if asked.unfinished else before)
                 with self._db.writing(synced=False) as here:
                     plan = self._planned(here, asked, table, page, last)
                     rows = plan.rows | self._carried_out(here, asked, table, plan)
@@ -269,10 +270,8 @@ class CopyTables(CopiedTables):
         for row, entry in plan.changed:
             self._change_step(here, row, entry)
         new = [
-            entry
-            if entry.branch_id is None
-            else entry._replace(branch_id=asked.copies[entry.branch_id])
-            for entry in plan.missing
+            each._replace(branch_id=each.branch_id and asked.copies[each.branch_id])
+            for each in plan.missing
         ]
         if not new:
             return {}
@@ -321,22 +320,24 @@ class CopyTables(CopiedTables):
     def _write_vectors(
         self, here: Connection, table: Ordered, wanted: Iterable[tuple[int, Values]]
     ) -> None:
-        given: list[Values] = []
-        made: list[Values] = []
-        for step_row, (dimension, words, is_given, blob, scoped) in wanted:
-            row = step_row + table.offset
-            checksum = vector_checksum(row, words, is_given, blob)
-            if is_given:
-                given.append((self._namespace, row, dimension, words, scoped, blob, checksum))
-            else:
-                made.append((dimension, words, blob, checksum, self._namespace, row))
-        rows = many([*(each[1] for each in given), *(each[-1] for each in made)])
-        here.execute(_DROP_VECTORS, (rows,))
-        here.executemany(INSERT_GIVEN, given)
-        save = self._save_vector if table is STEPS else self._save_message_vector
-        here.executemany(save, made)
+        values = [
+            (self._namespace, at, vector_checksum(at, *of), width, *of, scoped)
+            for row, (width, *of, scoped) in wanted
+            for at in (row + table.offset,)
+        ]
+        here.execute(_DROP_VECTORS, (many([each[1] for each in values]),))
+        here.executemany(_NEW_VECTOR, values)
 
-    # -- rows with names
+    def _take_words(self, asked: Comparison, table: Ordered) -> None:
+        """Save the words that the source has of rows that have none; the rest a search makes."""
+        after = asked.fresh.get(table, 0 if asked.unfinished else None)
+        while after is not None:
+            page = asked.source.words_after(asked.there, table, after)
+            with self._db.asking() as here:
+                names = [name for each in page for name in each[1:3] if name is not None]
+                rows = self.rows_of_ids(here, table, names)
+            self.save_words(page, {name: row + table.offset for name, row in rows.items()})
+            after = page[-1][0] if page else None
 
     def _match_named(self, asked: Comparison, named: Named) -> None:
         """Compare a table by its names; of the target's values only hashes are held."""
@@ -364,12 +365,9 @@ class CopyTables(CopiedTables):
         self._remove_extra(
             asked,
             named.what,
-            {"/".join(key): key for key in stored},
-            partial(self._drop_named, named=named),
+            {"/".join(key): (self._namespace, *key) for key in stored},
+            lambda here, keys: here.executemany(dropped(named), keys),
         )
-
-    def _drop_named(self, here: Connection, keys: list[Values], named: Named) -> None:
-        here.executemany(dropped(named), [(self._namespace, *key) for key in keys])
 
     def _write_named(
         self, here: Connection, asked: Comparison, named: Named, fresh: Sequence[NamedRow]

@@ -125,6 +125,12 @@ _BODIES = """SELECT row, CAST(body AS BLOB), checksum FROM agent_step
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 
 
+_WORDED = "SELECT row FROM step_text WHERE row IN (SELECT value FROM json_each(?))"
+
+Words = tuple[int, str, str | None, TextRow | None]
+"""A row, its id, that of the one shown before it, and its words; None: they are to be made."""
+
+
 class StepLink(NamedTuple):
     """What says which step stands before another."""
 
@@ -270,6 +276,19 @@ class DerivedTables(MessageUnits):
                 bounds = dict(zip(("settled", "settled_messages"), settled, strict=True))
                 connection.execute(update, {"namespace": self._namespace, **bounds})
         return stale
+
+    def save_words(self, page: Sequence[Words], rows: Mapping[str, int]) -> None:
+        """Save words of another store for those that have none; `rows` are theirs here, by id."""
+        texts = {
+            row: text._replace(row=row, parent_row=None if above is None else rows[above])
+            for _, name, above, text in page
+            if text is not None and (row := rows.get(name)) is not None
+            if above is None or above in rows
+        }
+        with self._db.asking() as connection:
+            done = {*self._column(connection, _WORDED, many([*texts]))}
+        if missing := [text for row, text in texts.items() if row not in done]:
+            self.save_derived(missing, ())
 
     def _save_texts(
         self, connection: Connection, texts: Sequence[TextRow], advances: list[str]

@@ -127,6 +127,10 @@ class Tables(ABC):
         """How often the database came back and may have forgotten what readers know of it."""
         return 0
 
+    def _unhurried(self) -> AbstractContextManager[Connection]:
+        """Give a reader whose work may take hours, for all the database's limits."""
+        return self._db.reading()
+
     def _settled(self, connection: Connection) -> tuple[int, int]:  # noqa: ARG002 - a hook
         """Return up to which row of a step, and of a message, none appears any more.
 
