@@ -36,6 +36,7 @@ _QUESTIONS = {
     "spans": "Where each span of MLflow's autolog stands in a memory, on the same runs.",
     "streams": "How many readers one run can have, and what each costs the server.",
     "walks": "How many files and calls of the package one thing enters.",
+    "copying": "What copying a memory costs, from files and PostgreSQL to either.",
     "capacity": "What a step costs a database, and a year of many namespaces takes of many.",
     "install": "What `pip install .` brings, how heavy it is, and which dependency brings it.",
     "readme": "Measure everything and write the numbers into README and documentation here.",
