@@ -54,6 +54,7 @@ class Attack(NamedTuple):
 BOTH = ("sqlite", "postgres")
 ATTACKS = (
     Attack("kill_loops", BOTH, 4),
+    Attack("copy_kills", BOTH, 3),
     Attack("server_kills", ("postgres",), 2),
     Attack("durable_kills", ("sqlite",), 2),
     Attack("migrations", ("sqlite",), 2),

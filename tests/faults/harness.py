@@ -131,14 +131,19 @@ class Ledger:
             open_memory: How writers open it.
         """
         self.setting, self.tally, self.lanes = setting, tally, lanes
-        self.address, self._open = setting.new_address(), open_memory
-        self.folder = Path(self.address).parent if setting.server is None else None
+        self._open = open_memory
+        self.move_to(setting.new_address())
         self.notes = setting.new_folder("notes")
         self.states: dict[str, State] = {name: expected.empty() for name in lanes}
         self.under_way: Counter[str] = Counter()
         """What was being done when a writer was cut short."""
         self.errors: Counter[str] = Counter()
         """The classes of what was raised."""
+
+    def move_to(self, address: str) -> None:
+        """Let what is looked at from now on be another memory, such as a copy."""
+        self.address = address
+        self.folder = None if "://" in address else Path(address).parent
 
     def open(self, name: str) -> StepMemory:
         """Open the memory of a lane."""
@@ -281,8 +286,9 @@ class Ledger:
         words = [word for each in erased for word in each[:12]]
         if not words:
             return
-        server = self.setting.server
-        folder = self.folder if server is None else server.files_of(self.address)
+        folder = self.folder
+        if folder is None and self.setting.server is not None:
+            folder = self.setting.server.files_of(self.address)
         for path in sorted(folder.rglob("*")) if folder is not None else ():
             content = path.read_bytes() if path.is_file() else b""
             for word in words:

@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 from faults import __main__ as command
-from faults import bit_flips, expected
+from faults import bit_flips, copy_kills, expected
 from faults.harness import FORBIDDEN, Ledger, Opener, Setting, Tally, opened
 from faults.operations import EVERY, Lane, Writer
 from faults.processes import Shim, ask, ended_within, fork
 
 from hybridagi_steps import StepMemory, erasure
 from hybridagi_steps.records.listings import StepHits
+from hybridagi_steps.stores.sql.copied_rows import CopiedTables
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,6 +170,16 @@ def test_what_happens_to_a_file_is_seen(tmp_path: Path, statement: str, count: s
     ledger.check("a test")
     assert getattr(tally, count) or tally.typed_errors, tally.defects
     assert tally.broken
+
+
+def test_a_copy_that_leaves_something_out_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CopiedTables, "ordered_rows_after", nothing)
+    setting = Setting(tmp_path, 1, 7)
+    tally = copy_kills.attack(setting)
+    assert tally.lost > 0
+    assert tally.trials > 0
 
 
 def test_an_operation_that_was_cut_short_may_be_there_or_not_but_not_half() -> None:
