@@ -203,7 +203,7 @@ class Deriver:
             text_at, vector_at = first, first if vectors else through
             while text_at < through or vector_at < through:
                 with taken(self._turn, seconds, "the indexing of new steps") as left:
-                    texts, told, text_at = self._texts(text_at, through)
+                    texts, told, text_at = self._texts(text_at, through, frontier)
                     made, vector_at = self._vectors(vector_at, through, frontier, told)
                 if held is not None:  # a search; who saves all waits for each batch anew
                     seconds = left
@@ -214,12 +214,14 @@ class Deriver:
             self._patience.seconds = seconds
         return stale
 
-    def _texts(self, after: int, through: int) -> tuple[list[TextRow], dict[int, Told], int]:
+    def _texts(
+        self, after: int, through: int, frontier: Frontier
+    ) -> tuple[list[TextRow], dict[int, Told], int]:
         """Return the words of the next pending steps, those, and up to which row that is all."""
         if after >= through:
             return [], {}, through
         pending = self._store.pending_texts(BATCH, after=after, through=through)
-        known = self._last.texts if self._last else {}
+        known = self._last.texts if self._last and _same_epoch(self._last, frontier) else {}
         told = {item.row: Told(item.step) for item in pending}
         texts = [_known_or_made(known.get(item.row), item, told[item.row]) for item in pending]
         return texts, told, texts[-1].row if len(texts) == BATCH else through
@@ -239,9 +241,7 @@ class Deriver:
         if not pending:
             return [], through
         last = self._last_with_vectors
-        # In another epoch the embedder may be another.
-        same = last is not None and last.frontier.position.epoch == frontier.position.epoch
-        known = last.vectors if last and same else {}
+        known = last.vectors if last and _same_epoch(last, frontier) else {}
         embedder = self._embedder()
         self._model_id = embedder.model_id
         unknown = {row: told.get(row) or Told(step) for row, step in pending if row not in known}
@@ -296,6 +296,11 @@ def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[Vector
         vector = kept[number] if usable[number] else None
         rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
     return rows
+
+
+def _same_epoch(held: Held, frontier: Frontier) -> bool:
+    """Tell whether rows are still those that were held, and the embedder, too."""
+    return held.frontier.position.epoch == frontier.position.epoch
 
 
 def _known_or_made(known: TextRow | None, item: PendingText, told: Told) -> TextRow:

@@ -44,6 +44,12 @@ STALLS = f"""CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$
 WAITING = f"""SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
     WHERE locktype = 'advisory' AND NOT granted AND objid = {GATE}
     AND datname = current_database()"""
+LOSE = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'hybridagi_steps';
+    SELECT pg_stat_reset_shared('bgwriter');
+    SET session_replication_role TO replica;
+    DELETE FROM hybridagi_steps.agent_step WHERE id = 'lost';
+    SELECT setval('hybridagi_steps.step_row', max(row)) FROM hybridagi_steps.agent_step"""
 
 Stall = Callable[[Callable[[], object]], Future[object]]
 """Lets a thread write; returns when it stands still with its rows numbered."""
@@ -212,6 +218,24 @@ class TestStalledWriters:
         }
         assert shown[rows["child"]] == shown[rows["named"]] == rows["late"]
         assert memory.verify() == []
+
+    def test_words_held_of_a_lost_step_are_not_those_of_who_gets_its_row(
+        self, memory: StepMemory, other: StepMemory, postgres_address: str
+    ) -> None:
+        with stalling(postgres_address) as stall, psycopg.connect(postgres_address) as server:
+            writer = stall(lambda: other.add(step("late")))
+            memory.add(step("lost"))
+            assert "lost" in found(memory)  # held, since who is late comes before it
+            # What a takeover leaves: connections ended, rows gone, their numbers drawn again.
+            server.execute(LOSE.encode())
+            server.commit()
+            with pytest.raises(StorageError):
+                writer.result()
+            other.add([step("zebra"), step("quagga")])
+        for searched in (memory, other):
+            for name in ("zebra", "quagga"):
+                assert [str(hit.step.id) for hit in searched.search(name, k=1)] == [name]
+            assert searched.search("lost", mode="lexical") == []
 
     def test_a_flush_waits_for_it_and_is_told(
         self, postgres_address: str, memory: StepMemory
