@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,9 @@ def _unit_costs(sizes: Sequence[int], appends: int) -> dict[str, Any]:
     try:
         server.run("CREATE EXTENSION vector")
         searched: dict[int, dict[str, float]] = {}
-        with StepMemory(server.address()) as memory:
+        # On a busy machine the thread that indexes takes its time, and `flush` waits for it.
+        opened = partial(StepMemory, server.address(), timeout_seconds=3_600)
+        with opened() as memory:
             memory.add(made_steps(1))
             _index(memory)
             first, batch, index = 1, dict[str, float](), dict[str, float]()
@@ -126,7 +129,7 @@ def _unit_costs(sizes: Sequence[int], appends: int) -> dict[str, Any]:
             tables = _tables_of(server)
             each = [[step] for step in made_steps(appends, first=first)]
             append = _spent(server, appends, lambda: _add_all(memory, each))
-            with StepMemory(server.address(), memory_budget=_NO_BUDGET) as other:
+            with opened(memory_budget=_NO_BUDGET) as other:
                 there = _spent(server, first, other.flush)
             search_bytes = sum(_tables_of(server).values()) - sum(tables.values())
             found_there = _searched(server, _NO_BUDGET)
