@@ -10,9 +10,10 @@ each row and key.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import compress
+from itertools import combinations
 from math import ceil
 
 import numpy as np
@@ -55,14 +56,16 @@ READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
 FARTHEST = 6_000
 """Rows that are read to find those among them that a filter lets pass."""
-ENOUGH = 300
-"""Rows with rare words, of fewer those that hold all of the more common words are read, too."""
-NARROW = 3_000
+TOGETHER = 5
+"""The rarest of the common words, of which rows are sought that hold several."""
+NARROW = 20_000
 """Rows of a filter up to which the database looks among them alone."""
 DEEPEST = 20_000
 """Nearest rows that are looked through for those a wide filter lets pass."""
 TURNS = 3_000
 """Turns of the candidates' sessions that are read."""
+
+_BLANKS = bytes.maketrans(b"\t\n\x01", b"   ")
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -180,21 +183,31 @@ class _Candidates:
         index.add(held.texts.values())
         rows = self._alike(self.asked, counts)
         full = len(rows) >= pool
-        rows = self._read(self._join(rows, self._same()))
+        rows = self._join(rows, self._same())
         if self.state is not None:
-            alike = self._read(self._alike(self.state, counts))
-            rows, full = self._join(rows, self._under(alike)), full or len(alike) >= pool
-        answers = answer_to(index.columns.text_hashes(rows))
-        rows = self._join(rows, index.add(self.view.answering(distinct(answers))))
-        if self.mode == "hybrid":
-            rows = self._join(rows, self._above(rows), self._under(rows))
+            alike = self._alike(self.state, counts)
+            rows = self._join(rows, alike, self._under(alike))
+            full = full or len(alike) >= pool
+        rows = self._with_those_around(rows, links=self.mode == "hybrid" or self.state is not None)
+        if self.state is not None:
+            self._with_those_around(self._above(rows), links=False)
         self._turns_around(rows)
         if aim == "tool":
             self._of_tools(rows)
-        if self.state is not None:
-            rows = self._join(rows, self._above(rows))
-        index.add_vectors(_saved_first(self.view.vectors(rows[index.holds(rows)]), held, rows))
         return index, full
+
+    def _with_those_around(self, rows: Rows, *, links: bool) -> Rows:
+        """Read rows, what answers them and what is next to all these; return what may be found."""
+        held = self.held.texts.values()
+        above = np.array([t.parent_row for t in held if t.parent_row is not None], np.int64)
+        answers = answer_to(np.array([text.text_hash for text in held], np.int64))
+        vectors = self.asked.vector is not None
+        asked = self._join(rows, above)
+        texts, saved = self.view.around(asked, distinct(answers), links=links, vectors=vectors)
+        rows = self._join(rows, self.index.add(texts))
+        rows = rows[self.index.holds(rows)]
+        self.index.add_vectors(_saved_first(saved, self.held, rows))
+        return rows
 
     # -- candidates -------------------------------------------------------------------------------
 
@@ -202,32 +215,26 @@ class _Candidates:
         """Return the best rows of each half."""
         found = [np.empty(0, np.int64)]
         if text.terms:
-            rows, tokens = self._holding(text.terms, counts)
-            scores = window_scores(tokens, counts, text.terms)
+            rows, words = self._holding(text.terms, counts)
+            rows, first = np.unique(rows, return_index=True)
+            scores = window_scores(words, counts, text.terms)[first]
+            rows, scores = (each[self.passing(rows)] for each in (rows, scores))
             found.append(rows[np.lexsort((rows, -scores))[: self._kept]])
         if text.vector is not None:
             found.append(self._nearest(text.vector))
         return distinct(np.concatenate(found))
 
-    def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, list[str]]:
-        """Return rows that pass and hold one of the rarest terms, or all common ones."""
+    def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, str]:
+        """Return rows that hold one of the rarest terms, or several of the others."""
+        share = 1.0 if self.rows is None else len(self.rows) / max(counts.documents, 1)
+        room = READ * self.pool / POOL / (max(share, 0.001) if self._narrow is None else 1.0)
+        room = min(room, max(FARTHEST, READ))
+        ordered = sorted(terms, key=lambda term: counts.holding[term])
+        expected = np.cumsum([counts.holding[term] for term in ordered])
         if self._narrow is not None:
-            rows, words = self.view.words(self._narrow)
-        else:
-            share = 1.0 if self.rows is None else len(self.rows) / max(counts.documents, 1)
-            room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
-            ordered = sorted(terms, key=lambda term: counts.holding[term])
-            expected = np.cumsum([counts.holding[term] for term in ordered])
-            rare = ordered[: max(int(np.searchsorted(expected, room, "right")), 1)]
-            rows, words = self.view.holding(rare, int(2 * room), all_of=False)
-            common = ordered[len(rare) :] or (ordered if expected[0] > 2 * room else [])
-            if common and (len(rows) < ENOUGH or len(rare) == 1):
-                more, their_words = self.view.holding(common, int(room), all_of=True)
-                new = ~np.isin(more, rows)
-                rows = np.concatenate((rows, more[new]))
-                words += compress(their_words, new)
-        passing = self.passing(rows)
-        return rows[passing], [*compress(words, passing)]
+            expected = expected * share
+        last = int(np.searchsorted(expected, room, "right"))
+        return self.view.holding(ordered[:last], groups(ordered[last:]), int(room), self._narrow)
 
     def _nearest(self, vector: FloatVector) -> Rows:
         """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""
@@ -273,11 +280,6 @@ class _Candidates:
         itself = [] if self.query.itself is None else [self.query.itself]
         return self._join(texts, purposes, np.array(itself, np.int64))
 
-    def _read(self, rows: Rows) -> Rows:
-        """Read rows; return those that may be found."""
-        self.index.add(self._missing(rows))
-        return rows[self.index.holds(rows)]
-
     # -- what is around them ----------------------------------------------------------------------
 
     def _join(self, *rows: Rows) -> Rows:
@@ -285,9 +287,7 @@ class _Candidates:
 
     def _above(self, rows: Rows) -> Rows:
         parents = self.index.columns.parents(rows)
-        parents = distinct(parents[parents != NO_ROW])
-        self.index.add(self._missing(parents))
-        return parents[self.passing(parents)]
+        return self.index.missing(distinct(parents[parents != NO_ROW]))
 
     def _under(self, rows: Rows) -> Rows:
         return self.index.add(self.view.under(rows))
@@ -300,8 +300,7 @@ class _Candidates:
             return
         edge = rows
         for _ in range(AROUND):
-            parents = self.index.columns.parents(edge)
-            before = self._missing(distinct(parents[parents != NO_ROW]))
+            before = self.view.texts(self._above(edge))
             after = self.view.under(edge)
             self.index.add([*before, *after])
             edge = distinct(np.array([t.row for t in (*before, *after)], np.int64))
@@ -334,23 +333,54 @@ def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
     return StemCounts(documents, words, own_words, holding)
 
 
-def window_scores(
-    texts: Sequence[str], counts: StemCounts, terms: Sequence[str]
-) -> npt.NDArray[np.float64]:
-    """Return the BM25 score of words as they are stored, without making an index of them."""
+def groups(terms: Sequence[str]) -> list[Sequence[str]]:
+    """Return which common terms rows are to hold together, those that tell most of a row first.
+
+    Args:
+        terms: The rarest first.
+    """
+    some = terms[:TOGETHER]
+    several = [g for n in range(len(some), 1, -1) for g in combinations(some, n)]
+    return [*([terms] if len(terms) > len(some) else []), *several, some[:1]] if some else []
+
+
+def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the BM25 score of words as they are stored, without making an index of them.
+
+    Args:
+        words: Of rows, between U+0001, as `SearchView.holding` gives them.
+        counts: Of all rows.
+        terms: What is asked.
+    """
+    data = f"{words}\x01".encode()
+    ends = _places(data, b"\x01")
+    begins = np.append(0, ends[:-1] + 1)
+    lines = np.append(_places(data, b"\n"), len(data))
+    first = np.searchsorted(lines, begins)
+    window = np.minimum(lines[first], ends)
+    last = np.minimum(lines[np.minimum(first + 1, len(lines) - 1)], ends)
+    blank = b" " + data.translate(_BLANKS)
+    letters = np.frombuffer(blank, np.uint8) != ord(" ")
+    (starts,) = (letters[1:] & ~letters[:-1]).nonzero()
+    lengths = np.searchsorted(starts, window) - np.searchsorted(starts, begins)
+    number = {term.encode(): place for place, term in enumerate(terms)}
+    asked = re.compile(b" (" + b"|".join(map(re.escape, number)) + b")(?= )")
+    found = [(match.start(), number[match[1]]) for match in asked.finditer(blank)]
+    at, term = np.array(found, np.int64).reshape(-1, 2).T
+    row = np.searchsorted(ends, at)
+    inside, near = at < window[row], at < last[row]
+    cell, shape = row * len(terms) + term, (len(ends), len(terms))
+    held = np.bincount(cell[inside], minlength=len(ends) * len(terms)).reshape(shape)
+    further = np.bincount(cell[near & ~inside], minlength=held.size).reshape(shape) > 0
     documents = max(counts.documents, 1)
     holding = np.array([counts.holding[term] for term in terms])
     weights = inverse_frequency(documents, np.minimum(holding, documents))
-    lines = [text.split("\n", 2) for text in texts]
-    # Two blanks between words: else the second of two equal ones is not seen.
-    windows = [f" {line[0]} ".replace("\t", " ").replace(" ", "  ") for line in lines]
-    rests = [f" {line[1]} " if len(line) > 1 else "" for line in lines]
-    asked = [f" {term} " for term in terms]
-    held = np.array([[text.count(term) for term in asked] for text in windows], np.float64)
-    further = np.array([[term in rest for term in asked] for rest in rests], np.float64)
-    lengths = np.array([text.count("  ") - 1 for text in windows])
-    of_windows = bm25(held.reshape(-1, len(terms)), lengths, weights, counts.words / documents)
-    return of_windows + FURTHER * (further.reshape(-1, len(terms)) @ weights)
+    of_windows = bm25(held.astype(np.float64), lengths, weights, counts.words / documents)
+    return of_windows + FURTHER * (further @ weights)
+
+
+def _places(data: bytes, byte: bytes) -> npt.NDArray[np.int64]:
+    return (np.frombuffer(data, np.uint8) == ord(byte)).nonzero()[0]
 
 
 def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:

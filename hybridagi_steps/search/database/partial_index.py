@@ -105,7 +105,9 @@ class PartialIndex:
         return own | scoped
 
     def add_vectors(self, vectors: Sequence[VectorRow]) -> None:
-        """Take in the vectors of rows that were added."""
+        """Take in vectors, those of rows that were added and may be found."""
+        held = self.holds(np.array([each.row for each in vectors], np.int64)).tolist()
+        vectors = [each for each, holds in zip(vectors, held, strict=True) if holds]
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             usable = [v for v in vectors if v.vector is not None and v.scoped == scoped]
             if usable:

@@ -22,12 +22,24 @@ class SearchView(Protocol):
         """Return how many documents there are, and how many hold each stem."""
         ...
 
-    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> tuple[Rows, list[str]]:
-        """Return up to `limit` rows that hold one of some stems, or all, and beside them words."""
-        ...
+    def holding(
+        self,
+        rare: Sequence[str],
+        groups: Sequence[Sequence[str]],
+        limit: int,
+        among: Rows | None,
+    ) -> tuple[Rows, str]:
+        """Return rows that hold a rare stem, then such as hold all stems of a group, and words.
 
-    def words(self, rows: Rows) -> tuple[Rows, list[str]]:
-        """Return those of some rows that may be found, and beside them their words."""
+        Args:
+            rare: Stems of which any is enough.
+            groups: In this order, until there are `limit` rows; a row may be there twice.
+            limit: Rows returned at most.
+            among: Only these rows.
+
+        Returns:
+            The rows, and the words of each, as `TextRow.tokens` has them, between U+0001.
+        """
         ...
 
     def texts(self, rows: Rows) -> list[TextRow]:
@@ -42,20 +54,25 @@ class SearchView(Protocol):
         """Return all rows that say a text, and all others whose purpose says it."""
         ...
 
-    def answering(self, hashes: Rows) -> list[TextRow]:
-        """Return all rows with one of some purpose hashes."""
+    def around(
+        self, rows: Rows, answers: Rows, *, links: bool, vectors: bool
+    ) -> tuple[list[TextRow], list[VectorRow]]:
+        """Return the words and vectors of rows and of what stands around them.
+
+        Args:
+            rows: They themselves, and rows that answer them.
+            answers: Purpose hashes of further ones.
+            links: Whether parents and children of all of these come, too.
+            vectors: Whether vectors are asked for.
+        """
         ...
 
     def talks(self, sessions: Iterable[int], limit: int) -> list[TextRow]:
         """Return up to `limit` turns of some talks, by the hashes of these."""
         ...
 
-    def vectors(self, rows: Rows) -> list[VectorRow]:
-        """Return the embeddings of rows."""
-        ...
-
     def newest_vectors(self) -> list[VectorRow]:
-        """Return the few embeddings that `nearest` does not know of yet."""
+        """Return the few embeddings that `nearest` does not know of yet; ask `counts` first."""
         ...
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:

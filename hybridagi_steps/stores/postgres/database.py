@@ -172,10 +172,10 @@ class PostgresDatabase:
             return answer.fetchone()
 
     @contextmanager
-    def reading(self) -> Generator[SpellingConnection]:
-        """Give a reader that sees one consistent state."""
+    def reading(self, settings: str = "") -> Generator[SpellingConnection]:
+        """Give a reader that sees one consistent state, with settings for the transaction."""
         with self._connected() as raw:
-            raw.execute(_BEGIN_READING)
+            raw.execute(_BEGIN_READING + settings.encode())
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 

@@ -24,7 +24,7 @@ from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
 from hybridagi_steps.records.store_values import FloatVector, VectorRow
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS
-from hybridagi_steps.stores.postgres.search_view import DatabaseView, of_length_one
+from hybridagi_steps.stores.postgres.search_view import SETTINGS, DatabaseView, of_length_one
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.postgres.steps import PostgresTables
 from hybridagi_steps.stores.sql.derived import DerivedTables, stored_vector
@@ -156,7 +156,7 @@ class SearchTables(PostgresTables, DerivedTables):
     @contextmanager
     def search_view(self, dimension: int) -> Generator[DatabaseView]:
         """Give what reads candidates, all of one consistent state."""
-        with self._db.reading() as connection:
+        with self._db.reading(SETTINGS) as connection:
             yield DatabaseView(connection, self._namespace, dimension, self._vector_schema or "")
 
     @contextmanager

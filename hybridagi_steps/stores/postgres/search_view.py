@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.store_values import (
     FloatVector,
     Rows,
@@ -25,36 +26,53 @@ from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
 
 _SEARCH_WIDTH = 200
 """Nodes of the graph that are kept in view (`hnsw.ef_search`): four times the usual pool."""
-_SETTINGS = """SELECT set_config('hnsw.ef_search', '{width}', true),
-    set_config('hnsw.iterative_scan', 'relaxed_order', true),
-    set_config('jit', 'off', true)"""
-_TEXTS = """SELECT checksum, row, parent_row, tokens, text_hash, purpose_hash, scoped
-    FROM step_text WHERE namespace = {n} AND """
-_VECTORS = """SELECT row, text_hash, given, vector, checksum, scoped FROM embedding
-    WHERE namespace = {n} AND """
-_STATE = """SELECT texts_through, vectors_through, documents, words, own_words,
-        (SELECT max(seq) FROM step_text WHERE namespace = {n}) > texts_through,
-        (SELECT max(seq) FROM embedding WHERE namespace = {n}) > vectors_through
-    FROM search_state WHERE namespace = {n}"""
-_COUNTS = """SELECT stem, documents FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)"""
+# Of rows that are named there is always an index; what the planner believes of a namespace may be
+# as old as its statistics.
+SETTINGS = f"""; SET LOCAL hnsw.ef_search = {_SEARCH_WIDTH};
+    SET LOCAL hnsw.iterative_scan = relaxed_order;
+    SET LOCAL jit = off; SET LOCAL enable_seqscan = off;
+    SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"""
+_TEXT = "t.checksum, t.row, t.parent_row, t.tokens, t.text_hash, t.purpose_hash, t.scoped"
+_VECTOR = "e.row, e.text_hash, e.given, e.vector, e.checksum, e.scoped"
+_TEXTS = f"SELECT {_TEXT} FROM step_text t WHERE t.namespace = {{n}} AND "  # noqa: S608 - ours
+_NEWEST = f"SELECT {_VECTOR} FROM embedding e WHERE namespace = {{n}} AND seq > %s ORDER BY seq"  # noqa: S608 - ours
+_COUNTS = """SELECT s.texts_through, s.vectors_through, s.documents, s.words, s.own_words,
+        (SELECT max(seq) FROM step_text WHERE namespace = {n}) > s.texts_through,
+        (SELECT max(seq) FROM embedding WHERE namespace = {n}) > s.vectors_through,
+        c.stems, c.documents
+    FROM search_state s, (SELECT array_agg(stem) AS stems, array_agg(documents) AS documents
+        FROM stem_count WHERE namespace = {n} AND stem = ANY(%s)) c WHERE s.namespace = {n}"""
 _UNCOUNTED = """SELECT tokens FROM step_text
     WHERE namespace = {n} AND seq > %s AND NOT scoped AND text_hash <> 0 ORDER BY seq"""
 # All in two texts: the driver takes longer for so many rows than the server to find them.
-_WORDED = """SELECT string_agg(CAST(row AS TEXT), ' '), string_agg(tokens, chr(1)) FROM (
-    SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0 AND """
-_HOLDING = _WORDED + "stems(tokens) && CAST(%s AS TEXT[]) LIMIT %s) found"
-_HOLDING_ALL = _WORDED + "stems(tokens) @> CAST(%s AS TEXT[]) LIMIT %s) found"
-_WORDS = _WORDED + "row = ANY(%s)) found"
+_WORDED = "SELECT string_agg(CAST(row AS TEXT), ' '), string_agg(tokens, chr(1)) FROM ({}) found"
+_WORDS = "SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0 AND "
+_ROWS = "row = ANY(CAST(%s AS BIGINT[]))"
 _SAYING = """SELECT row, text_hash = %s FROM step_text
     WHERE namespace = {n} AND (text_hash = %s OR purpose_hash = %s)"""
+# What answers rows, what stands above and below both, and all of them with their vectors.
+_ALONE = "SELECT row FROM met"
+_LINKED = f"""{_ALONE} UNION SELECT parent_row FROM met WHERE parent_row IS NOT NULL
+    UNION SELECT c.row FROM met JOIN step_text c
+        ON c.namespace = {{n}} AND c.parent_row = met.row"""  # noqa: S608 - ours
+_AROUND = f"""WITH asked AS MATERIALIZED (SELECT row, parent_row, text_hash FROM step_text
+        WHERE namespace = {{n}} AND {_ROWS}),
+    met AS MATERIALIZED (SELECT row, parent_row FROM asked UNION
+        SELECT a.row, a.parent_row FROM step_text a JOIN (
+            SELECT text_hash # CAST(%s AS BIGINT) AS hash FROM asked
+            UNION SELECT unnest(CAST(%s AS BIGINT[]))) q
+        ON a.namespace = {{n}} AND a.purpose_hash = q.hash),
+    linked AS MATERIALIZED ({{links}})
+    SELECT {_TEXT}, {{vector}}
+    FROM linked JOIN step_text t ON t.namespace = {{n}} AND t.row = linked.row {{vectors}}"""  # noqa: S608 - ours
 _NEAREST = """SELECT row FROM near WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}
     ORDER BY CAST(vector AS {schema}.halfvec({d})) OPERATOR({schema}.<=>)
         CAST(%s AS {schema}.halfvec({d})) LIMIT %s"""
 # A graph would find few of a few rows; so all of them are compared.
-_NEAREST_AMONG = """WITH few AS MATERIALIZED (SELECT row, vector FROM near
-        WHERE row = ANY(%s) AND namespace = {n} AND {schema}.vector_dims(vector) = {d})
-    SELECT row FROM few ORDER BY vector OPERATOR({schema}.<=>)
-        CAST(%s AS {schema}.halfvec) LIMIT %s"""
+_NEAREST_AMONG = f"""WITH few AS MATERIALIZED (SELECT row, vector FROM near
+        WHERE {_ROWS} AND namespace = {{n}} AND {{schema}}.vector_dims(vector) = {{d}})
+    SELECT row FROM few ORDER BY vector OPERATOR({{schema}}.<=>)
+        CAST(%s AS {{schema}}.halfvec) LIMIT %s"""  # noqa: S608 - ours
 
 
 class DatabaseView:
@@ -65,14 +83,15 @@ class DatabaseView:
     ) -> None:
         self._raw = connection.raw
         self._named = {"n": namespace, "d": dimension, "schema": schema}
-        self._raw.execute(_SETTINGS.format(width=_SEARCH_WIDTH).encode())
-        state = self._ask(_STATE)
-        self._state: tuple[int, ...] = state[0] if state else (0, 0, 0, 0, 0, 1, 1)
+        self._newer: int | None = None
 
     def counts(self, stems: Sequence[str]) -> StemCounts:
         """Return how many documents there are and hold each stem, those not counted yet, too."""
-        through, _, documents, words, own_words, more, _ = self._state
-        held = dict.fromkeys(stems, 0) | dict(self._ask(_COUNTS, list(stems)))
+        found = self._ask(_COUNTS, list(stems))
+        state = found[0] if found else (0, 0, 0, 0, 0, True, True, None, None)
+        through, vectors, documents, words, own_words, more, newer, known, counts = state
+        self._newer = vectors if newer else None
+        held = dict.fromkeys(stems, 0) | dict(zip(known or (), counts or (), strict=True))
         for (tokens,) in self._ask(_UNCOUNTED, through) if more else ():
             window, further, *_ = (*tokens.split("\n", 2), "")
             documents += 1
@@ -82,21 +101,33 @@ class DatabaseView:
                 held[stem] += 1
         return StemCounts(documents, words, own_words, held)
 
-    def holding(self, stems: Sequence[str], limit: int, *, all_of: bool) -> tuple[Rows, list[str]]:
-        """Return up to `limit` rows that hold one of some stems, or all, and beside them words."""
-        return self._worded(_HOLDING_ALL if all_of else _HOLDING, list(stems), limit)
-
-    def words(self, rows: Rows) -> tuple[Rows, list[str]]:
-        """Return those of some rows that may be found, and beside them their words."""
-        return self._worded(_WORDS, _list(rows))
+    def holding(
+        self,
+        rare: Sequence[str],
+        groups: Sequence[Sequence[str]],
+        limit: int,
+        among: Rows | None,
+    ) -> tuple[Rows, str]:
+        """Return rows that hold a rare stem, then such as hold all of a group, and their words."""
+        branches: list[str] = []
+        values: list[object] = []
+        for operator, stems in (("&&", rare), *(("@>", group) for group in groups)):
+            if stems:
+                narrowed = "" if among is None else f"{_ROWS} AND "
+                branches.append(f"({_WORDS}{narrowed}stems(tokens) {operator} CAST(%s AS TEXT[]))")
+                values += [*([] if among is None else [_list(among)]), list(stems)]
+        # One after the other, until there are enough.
+        sql = _WORDED.format(" UNION ALL ".join(branches) + " LIMIT %s")
+        rows, words = self._ask(sql, *values, limit, planned=among is None)[0]
+        return np.array((rows or "").split(), np.int64), words or ""
 
     def texts(self, rows: Rows) -> list[TextRow]:
         """Return the words of rows."""
-        return self._texts("row = ANY(%s)", _list(rows)) if len(rows) else []
+        return self._texts(_ROWS, _list(rows)) if len(rows) else []
 
     def under(self, rows: Rows) -> list[TextRow]:
         """Return the words of what stands under some rows."""
-        return self._texts("parent_row = ANY(%s)", _list(rows)) if len(rows) else []
+        return self._texts("parent_row = ANY(CAST(%s AS BIGINT[]))", _list(rows))
 
     def saying(self, text_hash: int) -> tuple[Rows, Rows]:
         """Return all rows that say a text, and all others whose purpose says it."""
@@ -104,22 +135,27 @@ class DatabaseView:
         says = found[:, 1] == 1
         return found[says, 0], found[~says, 0]
 
-    def answering(self, hashes: Rows) -> list[TextRow]:
-        """Return rows with one of some purposes."""
-        return self._texts("purpose_hash = ANY(%s)", _list(hashes)) if len(hashes) else []
+    def around(
+        self, rows: Rows, answers: Rows, *, links: bool, vectors: bool
+    ) -> tuple[list[TextRow], list[VectorRow]]:
+        """Return rows, what answers them, and with `links` what stands next to any of these."""
+        sql = _AROUND.replace("{links}", _LINKED if links else _ALONE)
+        sql = sql.replace("{vector}", _VECTOR if vectors else "NULL")
+        join = "LEFT JOIN embedding e ON e.namespace = {n} AND e.row = linked.row"
+        sql = sql.replace("{vectors}", join if vectors else "")
+        found = self._ask(sql, _list(rows), answer_to(0), _list(answers))
+        saved = [stored_vector(*row[7:]) for row in found if row[7] is not None]
+        return [stored_text(*row[:7]) for row in found], saved
 
     def talks(self, sessions: Iterable[int], limit: int) -> list[TextRow]:
         """Return turns of some talks."""
         asked = "talk(tokens) IS NOT NULL AND talk(tokens) = ANY(%s) LIMIT %s"
         return self._texts(asked, [str(each) for each in sessions], limit)
 
-    def vectors(self, rows: Rows) -> list[VectorRow]:
-        """Return the embeddings of rows."""
-        return self._vectors("row = ANY(%s)", _list(rows)) if len(rows) else []
-
     def newest_vectors(self) -> list[VectorRow]:
-        """Return the embeddings that `nearest` does not know of yet."""
-        return self._vectors("seq > %s ORDER BY seq", self._state[1]) if self._state[-1] else []
+        """Return the embeddings that `nearest` does not know of yet, as `counts` saw it."""
+        found = [] if self._newer is None else self._ask(_NEWEST, self._newer)
+        return [stored_vector(*row) for row in found]
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
         """Return the rows whose vectors point most alike, the nearest first, roughly."""
@@ -127,24 +163,17 @@ class DatabaseView:
         if among is None:
             found = self._ask(_NEAREST, asked, count)
         else:
-            found = self._ask(_NEAREST_AMONG, _list(among), asked, count)
+            found = self._ask(_NEAREST_AMONG, _list(among), asked, count, planned=False)
         return np.array([row for (row,) in found], np.int64)
-
-    def _worded(self, sql: str, *values: object) -> tuple[Rows, list[str]]:
-        rows, words = self._ask(sql, *values)[0]
-        if rows is None:
-            return np.empty(0, np.int64), []
-        return np.array(rows.split(), np.int64), words.split("\x01")
 
     def _texts(self, condition: str, *values: object) -> list[TextRow]:
         return [stored_text(*row) for row in self._ask(_TEXTS + condition, *values)]
 
-    def _vectors(self, condition: str, *values: object) -> list[VectorRow]:
-        return [stored_vector(*row) for row in self._ask(_VECTORS + condition, *values)]
-
-    def _ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    def _ask(self, sql: str, *values: object, planned: bool = True) -> list[tuple[Any, ...]]:
         statement = sql.format(**self._named).encode()
-        return self._raw.execute(statement, values or None, binary=True).fetchall()
+        prepare = None if planned else False  # a plan for any rows would be one for few
+        answer = self._raw.execute(statement, values or None, binary=True, prepare=prepare)
+        return answer.fetchall()
 
 
 def of_length_one(vector: FloatVector) -> npt.NDArray[np.float64]:
@@ -153,5 +182,6 @@ def of_length_one(vector: FloatVector) -> npt.NDArray[np.float64]:
     return exact / np.sqrt(exact.dot(exact))
 
 
-def _list(rows: Rows) -> list[int]:
-    return rows.tolist()
+def _list(rows: Rows) -> str:
+    """Return numbers as an array is written: the driver takes ten times as long for a list."""
+    return f"{{{','.join(map(str, rows.tolist()))}}}"
