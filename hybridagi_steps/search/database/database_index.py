@@ -234,7 +234,7 @@ class _Candidates:
         if self._narrow is not None:
             expected = expected * share
         last = int(np.searchsorted(expected, room, "right"))
-        return self.view.holding(ordered[:last], groups(ordered[last:]), int(room), self._narrow)
+        return self.view.holding(levels(ordered, last), int(room), self._narrow)
 
     def _nearest(self, vector: FloatVector) -> Rows:
         """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""
@@ -333,15 +333,16 @@ def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
     return StemCounts(documents, words, own_words, holding)
 
 
-def groups(terms: Sequence[str]) -> list[Sequence[str]]:
-    """Return which common terms rows are to hold together, those that tell most of a row first.
+def levels(terms: Sequence[str], rare: int) -> list[list[Sequence[str]]]:
+    """Return which terms rows are to hold together, those first that tell most of a row.
 
     Args:
         terms: The rarest first.
+        rare: So many of them are enough alone.
     """
-    some = terms[:TOGETHER]
-    several = [g for n in range(len(some), 1, -1) for g in combinations(some, n)]
-    return [*([terms] if len(terms) > len(some) else []), *several, some[:1]] if some else []
+    some = terms[rare : rare + TOGETHER]
+    several = [[*combinations(some, count)] for count in range(len(some), 0, -1)]
+    return [level for level in ([[term] for term in terms[:rare]], *several) if level]
 
 
 def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.NDArray[np.float64]:

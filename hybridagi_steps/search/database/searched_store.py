@@ -23,17 +23,13 @@ class SearchView(Protocol):
         ...
 
     def holding(
-        self,
-        rare: Sequence[str],
-        groups: Sequence[Sequence[str]],
-        limit: int,
-        among: Rows | None,
+        self, levels: Sequence[Sequence[Sequence[str]]], limit: int, among: Rows | None
     ) -> tuple[Rows, str]:
-        """Return rows that hold a rare stem, then such as hold all stems of a group, and words.
+        """Return rows that hold all stems of a group, and their words.
 
         Args:
-            rare: Stems of which any is enough.
-            groups: In this order, until there are `limit` rows; a row may be there twice.
+            levels: Groups of stems. Rows of the first level come first, and so on until there are
+                `limit`; a row may come in several.
             limit: Rows returned at most.
             among: Only these rows.
 

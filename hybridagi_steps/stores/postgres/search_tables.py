@@ -97,7 +97,13 @@ _FAR = """SELECT seq, row, text_hash, given, vector, checksum, scoped FROM embed
 _NEARED = "UPDATE search_state SET vectors_through = ? WHERE namespace = ?"
 _SIZE = """SELECT coalesce((SELECT documents FROM search_state WHERE namespace = ?),
     (SELECT count(*) FROM step_text WHERE namespace = ?))"""
-_NEAR_COUNT = """SELECT count(*) FROM (SELECT 1 FROM near WHERE namespace = ? LIMIT ?) n"""
+_NEAR_COUNT = "SELECT count(*) FROM near WHERE namespace = ?"
+# A graph that does not fit is finished on disk, which takes ten times as long.
+_MEMORY = b"""SELECT set_config('maintenance_work_mem', least(greatest(%s, 524288),
+    greatest(setting::BIGINT * 4, 524288)) || 'kB', false)
+    FROM pg_catalog.pg_settings WHERE name = 'effective_cache_size'"""
+_NODE_BYTES = 800
+"""Of a node of the graph while it is made, besides its vector."""
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -139,13 +145,13 @@ class SearchTables(PostgresTables, DerivedTables):
 
         It takes minutes for a million; searches compare all vectors meanwhile.
         """
-        many = self._db.known(_NEAR_COUNT, (self._namespace, GRAPH_FROM))[0] == GRAPH_FROM
-        if not (many and self._db.writable):
+        count = self._db.known(_NEAR_COUNT, (self._namespace,))[0] if self._db.writable else 0
+        if count < GRAPH_FROM:
             return False
         name = "near_{n}_" + str(dimension)
         graph = _GRAPH.format(n="{n}", d=dimension, schema=self._vector_schema)
         with self._outside() as raw:
-            return self._make_indexes(raw, {name: graph})
+            return self._make_indexes(raw, {name: graph}, count * (2 * dimension + _NODE_BYTES))
 
     def keep_search_up(self) -> None:
         """Count, and make near, what came since, if that is much; a reader's chore."""
@@ -182,7 +188,7 @@ class SearchTables(PostgresTables, DerivedTables):
                 raw.execute(_NEAR.format(schema=f'"{found[0]}"').encode())
         return f'"{found[0]}"'
 
-    def _make_indexes(self, raw: Raw, asked: dict[str, str]) -> bool:
+    def _make_indexes(self, raw: Raw, asked: dict[str, str], memory: int = 0) -> bool:
         """Make indexes that are not there, one process at a time; tell whether any was made.
 
         One whose making was interrupted is made again.
@@ -196,7 +202,7 @@ class SearchTables(PostgresTables, DerivedTables):
         while raw.execute(f"SELECT pg_try_advisory_lock{lock}".encode()).fetchone() != (True,):
             time.sleep(_PAUSE_SECONDS)
         try:
-            raw.execute(b"SET maintenance_work_mem = '512MB'")
+            raw.execute(_MEMORY, [memory // 1024])
             made = dict(raw.execute(_MADE, (list(named),)).fetchall())
             for name, sql in named.items():
                 if made.get(name):

@@ -47,6 +47,7 @@ _UNCOUNTED = """SELECT tokens FROM step_text
 # All in two texts: the driver takes longer for so many rows than the server to find them.
 _WORDED = "SELECT string_agg(CAST(row AS TEXT), ' '), string_agg(tokens, chr(1)) FROM ({}) found"
 _WORDS = "SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0 AND "
+_HOLDS = "stems(tokens) @> CAST(%s AS TEXT[])"
 _ROWS = "row = ANY(CAST(%s AS BIGINT[]))"
 _SAYING = """SELECT row, text_hash = %s FROM step_text
     WHERE namespace = {n} AND (text_hash = %s OR purpose_hash = %s)"""
@@ -102,20 +103,17 @@ class DatabaseView:
         return StemCounts(documents, words, own_words, held)
 
     def holding(
-        self,
-        rare: Sequence[str],
-        groups: Sequence[Sequence[str]],
-        limit: int,
-        among: Rows | None,
+        self, levels: Sequence[Sequence[Sequence[str]]], limit: int, among: Rows | None
     ) -> tuple[Rows, str]:
-        """Return rows that hold a rare stem, then such as hold all of a group, and their words."""
-        branches: list[str] = []
+        """Return rows that hold all stems of a group, of the first levels first, and words."""
+        narrowed = "" if among is None else f" AND {_ROWS}"
+        branches = [
+            f"({_WORDS}({' OR '.join([_HOLDS] * len(level))}){narrowed})" for level in levels
+        ]
         values: list[object] = []
-        for operator, stems in (("&&", rare), *(("@>", group) for group in groups)):
-            if stems:
-                narrowed = "" if among is None else f"{_ROWS} AND "
-                branches.append(f"({_WORDS}{narrowed}stems(tokens) {operator} CAST(%s AS TEXT[]))")
-                values += [*([] if among is None else [_list(among)]), list(stems)]
+        for level in levels:
+            values += map(list, level)
+            values += [] if among is None else [_list(among)]
         # One after the other, until there are enough.
         sql = _WORDED.format(" UNION ALL ".join(branches) + " LIMIT %s")
         rows, words = self._ask(sql, *values, limit, planned=among is None)[0]
