@@ -10,7 +10,6 @@ each row and key.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import combinations
@@ -38,7 +37,7 @@ from hybridagi_steps.search.database.partial_index import PartialIndex, Passing
 from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
-from hybridagi_steps.search.forward_index import bm25
+from hybridagi_steps.search.forward_index import Places, bm25
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
 from hybridagi_steps.search.posting_blocks import FURTHER
 from hybridagi_steps.search.ranking import (
@@ -64,8 +63,6 @@ DEEPEST = 20_000
 """Nearest rows that are looked through for those a wide filter lets pass."""
 TURNS = 3_000
 """Turns of the candidates' sessions that are read."""
-
-_BLANKS = bytes.maketrans(b"\t\n\x01", b"   ")
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -353,21 +350,16 @@ def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.N
         counts: Of all rows.
         terms: What is asked.
     """
-    data = f"{words}\x01".encode()
-    ends = _places(data, b"\x01")
-    begins = np.append(0, ends[:-1] + 1)
-    lines = np.append(_places(data, b"\n"), len(data))
+    data = np.frombuffer(f"{words}\x01".encode(), np.uint8)
+    (ends,), (lines,) = ((data == byte).nonzero() for byte in (1, ord("\n")))
+    begins, lines = np.append(0, ends[:-1] + 1), np.append(lines, len(data))
     first = np.searchsorted(lines, begins)
     window = np.minimum(lines[first], ends)
     last = np.minimum(lines[np.minimum(first + 1, len(lines) - 1)], ends)
-    blank = b" " + data.translate(_BLANKS)
-    letters = np.frombuffer(blank, np.uint8) != ord(" ")
-    (starts,) = (letters[1:] & ~letters[:-1]).nonzero()
-    lengths = np.searchsorted(starts, window) - np.searchsorted(starts, begins)
-    number = {term.encode(): place for place, term in enumerate(terms)}
-    asked = re.compile(b" (" + b"|".join(map(re.escape, number)) + b")(?= )")
-    found = [(match.start(), number[match[1]]) for match in asked.finditer(blank)]
-    at, term = np.array(found, np.int64).reshape(-1, 2).T
+    edges = np.flatnonzero(np.diff(data > ord(" "), prepend=False))
+    words_from, sizes = edges[::2], edges[1::2] - edges[::2]
+    lengths = np.searchsorted(words_from, window) - np.searchsorted(words_from, begins)
+    at, term = _found(data, words_from, sizes, [each.encode() for each in terms])
     row = np.searchsorted(ends, at)
     inside, near = at < window[row], at < last[row]
     cell, shape = row * len(terms) + term, (len(ends), len(terms))
@@ -380,8 +372,16 @@ def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.N
     return of_windows + FURTHER * (further @ weights)
 
 
-def _places(data: bytes, byte: bytes) -> npt.NDArray[np.int64]:
-    return (np.frombuffer(data, np.uint8) == ord(byte)).nonzero()[0]
+def _found(
+    data: npt.NDArray[np.uint8], begins: Places, sizes: Places, terms: Sequence[bytes]
+) -> tuple[Places, Places]:
+    """Return where words are that are one of some terms, and which."""
+    found, kinds = [begins[:0]], sizes * 256 + data[begins]
+    for term in terms:
+        places = begins[kinds == len(term) * 256 + term[0]]
+        letters = data[places[:, None] + np.arange(len(term))]
+        found.append(places[(letters == np.frombuffer(term, np.uint8)).all(axis=1)])
+    return np.concatenate(found), np.repeat(np.arange(len(terms)), [len(f) for f in found[1:]])
 
 
 def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:

@@ -24,8 +24,8 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
 
-_SEARCH_WIDTH = 200
-"""Nodes of the graph that are kept in view (`hnsw.ef_search`): four times the usual pool."""
+_SEARCH_WIDTH = 400
+"""Nodes of the graph that are kept in view (`hnsw.ef_search`): seven times the usual pool."""
 # Of rows that are named there is always an index; what the planner believes of a namespace may be
 # as old as its statistics.
 SETTINGS = f"""; SET LOCAL hnsw.ef_search = {_SEARCH_WIDTH};
