@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import UnknownSessionError
-from hybridagi_steps.outside_files import QueuedRun
+from hybridagi_steps.outside_files import QueuedRun, queues_of_runs
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -93,8 +93,8 @@ def is_stored(store: StoreBackend, where: StepFilter) -> bool:
 def erase_all(store: StoreBackend, namespace: str, address: str) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
     plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
-    queue = _queue_of(namespace)
-    unreached = erase_outside(store, plans, lambda run: run.queue == queue, address)
+    queues = queues_of_runs(namespace)
+    unreached = erase_outside(store, plans, lambda run: run.queue in queues, address)
     store.clear()
     return Erased(0, unreached)
 
@@ -331,10 +331,10 @@ def _queued_runs(
     store: StoreBackend, where: StepFilter, doomed: Doomed, namespace: str
 ) -> Callable[[QueuedRun], bool]:
     """Return what tells the durable runs that a filter means."""
-    queue = _queue_of(namespace)
+    queues = queues_of_runs(namespace)
 
     def gone(run: QueuedRun) -> bool:
-        if run.queue != queue:
+        if run.queue not in queues:
             return False
         if where.conditions == {"run_id"}:
             return where.run_id == run.id or where.run_id in _runs_of(store, run.id)
@@ -343,11 +343,6 @@ def _queued_runs(
         return own or order["session_id"] in doomed.sessions
 
     return gone
-
-
-def _queue_of(namespace: str) -> str:
-    """Return the name of the queue of a memory's durable runs."""
-    return f"session-runs:{namespace}"
 
 
 def _runs_of(store: StoreBackend, message_id: str) -> set[str]:

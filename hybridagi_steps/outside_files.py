@@ -41,6 +41,11 @@ class QueuedRun(NamedTuple):
     """What it was asked, as the JSON text that was handed out; empty when there is none."""
 
 
+def queues_of_runs(namespace: str) -> tuple[str, str]:
+    """Return the names of a memory's queues of durable runs: those that wait, and those to do."""
+    return f"session-runs:{namespace}", f"ready-session-runs:{namespace}"
+
+
 def make_private(path: Path) -> None:
     """Create a file that is not there yet, so that its owner alone can read it.
 

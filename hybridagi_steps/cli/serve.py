@@ -278,6 +278,10 @@ def worker(
         ),
     ] = None,
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="Most runs at a time.")] = 8,
+    max_runs_per_user: Annotated[
+        int | None,
+        typer.Option("--max-runs-per-user", min=1, help="Most of one user's at a time, anywhere."),
+    ] = None,
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds that runs get to end when stopped.")
     ] = 10.0,
@@ -295,7 +299,9 @@ def worker(
     ):
         _stop_on_signal(stop)
         typer.echo(f"worker: {program} takes runs from {durable.database}; stop with Ctrl-C.")
-        ended = durable.run_worker(stop, at_once=at_once, grace_seconds=grace)
+        ended = durable.run_worker(
+            stop, at_once=at_once, max_runs_per_user=max_runs_per_user, grace_seconds=grace
+        )
         if not ended:
             typer.echo("worker: runs are left to the next worker.")
             sys.stdout.flush()

@@ -33,7 +33,7 @@ if TYPE_CHECKING or find_spec("dbos"):
     from dbos import error as dbos_error
     from psycopg import Error as DriverError
     from psycopg.conninfo import conninfo_to_dict
-    from sqlalchemy import URL
+    from sqlalchemy import URL, create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 
     from hybridagi_steps.stores.postgres.work_tables import schema_of_queue
@@ -42,6 +42,7 @@ else:  # said when a queue is opened, not when this module is loaded
 
 APPLICATION = "hybridagi-steps"
 _SQLITE = "sqlite:///"
+_LOCK = 0x48535253
 _DRIVER = re.compile(r"\+\w+(?=://)")
 """What SQLAlchemy's addresses say beside the kind of server."""
 
@@ -182,6 +183,42 @@ class QueueDatabase(NamedTuple):
             )
 
 
+class QueueTables:
+    """Statements on a queue's tables, for what DBOS's client cannot say.
+
+    Args:
+        database: Where the queue is kept.
+        queue: Its name.
+    """
+
+    def __init__(self, database: QueueDatabase, queue: str) -> None:
+        self._database, schema = database, database.schema(queue)
+        url = make_url(database.url)
+        self._is_server = database.file is None  # else there is one writer, and one schema
+        if self._is_server:
+            url = url.set(drivername="postgresql+psycopg")
+        self._sql = create_engine(url)
+        self._status = f'"{schema}".workflow_status' if self._is_server else "workflow_status"
+
+    def ask(self, statement: str, *, lock: bool = False, **values: Any) -> list[Any]:
+        """Run one statement on the table `{status}` and return its rows, in a transaction.
+
+        Args:
+            statement: Spelled as both SQLite and PostgreSQL take it.
+            lock: Whether others who say so wait.
+            **values: Its parameters, by name.
+        """
+        with self._database.opening(), self._sql.begin() as raw:
+            if lock and self._is_server:
+                raw.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            found = raw.execute(text(statement.format(status=self._status)), values)
+            return [*found] if found.returns_rows else []
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._sql.dispose()
+
+
 class Engine:
     """DBOS in this process.
 
@@ -212,7 +249,6 @@ class Engine:
         *,
         at_once: int,
         poll_seconds: float,
-        per_partition: int | None = None,
         serves: bool = True,
         worker_id: str | None = None,
         look: Callable[[], None] | None = None,
@@ -223,7 +259,6 @@ class Engine:
             worker: Does the work that is taken.
             at_once: Most work at a time in this process.
             poll_seconds: How often the queue is looked at.
-            per_partition: Most work at a time of one partition, in all processes.
             serves: Whether work is taken from the queue, or only handed out.
             worker_id: This worker's name; by default the first that nobody living holds.
             look: Also called whenever dead workers are looked for, in the same thread.
@@ -236,7 +271,6 @@ class Engine:
             client.register_queue(
                 self.queue,
                 worker_concurrency=at_once,
-                partition_concurrency=per_partition,
                 polling_interval_sec=poll_seconds,
             )
             client.destroy()

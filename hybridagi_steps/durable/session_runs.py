@@ -31,6 +31,7 @@ from hybridagi_steps.durable.session_worker import (
     FORMAT_VERSION,
     WORKFLOW,
     Order,
+    RunScheduler,
     SessionWorker,
     turn_of,
 )
@@ -40,6 +41,7 @@ from hybridagi_steps.errors import (
     UnknownRunError,
 )
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.outside_files import queues_of_runs
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, new_id
@@ -52,7 +54,7 @@ from hybridagi_steps.sessions.session_checks import check_owner
 from hybridagi_steps.stores.address import is_server, shown_address
 from hybridagi_steps.stores.body import encode_message
 from hybridagi_steps.stores.commits import check_names
-from hybridagi_steps.validation import admitted_messages
+from hybridagi_steps.validation import admitted_messages, whole_number
 
 if TYPE_CHECKING:
     from dbos import WorkflowStatus
@@ -116,10 +118,11 @@ class DurableRunner:
         self._queue_database = QueueDatabase.of(place, "a queue of runs")
         shown = shown_address(place) if is_server(place) else Path(place).absolute()
         self.database: Path | str = shown
-        self.queue = f"session-runs:{self.memory.namespace}"
         self._poll = poll_seconds
         try:
-            self._client = self._queue_database.client(self.queue)
+            waiting, _ = queues_of_runs(self.memory.namespace)
+            self._client = self._queue_database.client(waiting)
+            self._scheduler = RunScheduler(self._queue_database, self.memory.namespace)
             self.memory.note_queue(str(self.database))
         except BaseException:
             if self._opened is not None:
@@ -133,6 +136,7 @@ class DurableRunner:
         *,
         inputs: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        priority: int = 0,
     ) -> str:
         """Hand out a run and return its id; it is safe on disk then.
 
@@ -143,13 +147,15 @@ class DurableRunner:
             inputs: Further inputs of a DSPy program.
             idempotency_key: Repeating one in a session, for the same user, returns the run that
                 it first handed out.
+            priority: Of the sessions that wait, the one whose next run has the smallest goes
+                first; from -1,000 to 1,000.
 
         Raises:
             MessageError: The message is empty, or neither text nor parts.
             NotAllowedError: The session is another's than the user whom it names.
             InvalidStepError: A name that no session, user or key has, or a message over 8 MiB.
             SequenceConflictError: The key handed out something else.
-            InvalidSettingError: What is asked cannot be written as JSON.
+            InvalidSettingError: What is asked cannot be written as JSON, or no such priority.
         """
         order = order_of(session, message, inputs, self.memory.redact)
         text, run_id = order.to_json(), str(new_id())
@@ -158,7 +164,7 @@ class DurableRunner:
             check_names(order.session_id, [], str(idempotency_key))
             of_user = "" if order.user_id is None else f"\n{order.user_id}"
             run_id = str(uuid5(NAMESPACE_URL, f"{order.session_id}\n{idempotency_key}{of_user}"))
-        await in_thread(partial(self._enqueue, run_id, order.session_id, text))
+        await in_thread(partial(self._enqueue, run_id, order, text, priority))
         if idempotency_key is not None and (await self._standing(run_id)).order != order:
             raise SequenceConflictError(
                 f"key {idempotency_key!r} has handed out another message of session "
@@ -217,7 +223,7 @@ class DurableRunner:
         if (await self._standing(run_id)).ending is not None:
             return False
         # DBOS takes what is cancelled out of its queue; a purge must still know whose it is.
-        said = {CANCEL: True, "queue": self.queue}
+        said = {CANCEL: True, "queue": self._scheduler.waiting}
         asked = partial(self._client.update_workflow_attributes, run_id, said)
         await in_thread(asked)
         [status] = await in_thread(partial(self._client.list_workflows, workflow_ids=[run_id]))
@@ -230,6 +236,7 @@ class DurableRunner:
         stop: threading.Event | None = None,
         *,
         at_once: int = 8,
+        max_runs_per_user: int | None = None,
         grace_seconds: float = 10.0,
     ) -> bool:
         """Take runs from the queue until told to stop: what a worker process does.
@@ -240,6 +247,7 @@ class DurableRunner:
         Args:
             stop: Set it to end; by default the worker serves until its process is ended.
             at_once: Most runs at a time in this process.
+            max_runs_per_user: Most runs of one user in flight on all workers; its others wait.
             grace_seconds: How long runs may take to end after `stop`; what is left is taken up
                 by another worker once this process has ended.
 
@@ -251,13 +259,18 @@ class DurableRunner:
         """
         if self.runner is None:
             raise InvalidSettingError("a worker needs a program: DurableRunner(program, memory).")
-        engine = Engine(self._queue_database, self.queue, FORMAT_VERSION, "session-worker-")
-        worker = SessionWorker(self.runner, self._client, engine)
-        return worker.serve(stop or threading.Event(), at_once, self._poll, grace_seconds)
+        if max_runs_per_user is not None:
+            whole_number("max_runs_per_user", max_runs_per_user, 1)
+        ready = self._scheduler.ready
+        engine = Engine(self._queue_database, ready, FORMAT_VERSION, "session-worker-")
+        worker = SessionWorker(self.runner, self._client, engine, self._scheduler)
+        stop = stop or threading.Event()
+        return worker.serve(stop, at_once, max_runs_per_user, self._poll, grace_seconds)
 
     def close(self) -> None:
         """Close what this object has opened; runs go on in their workers."""
         self._client.destroy()
+        self._scheduler.close()
         if self._opened is not None:
             self._opened.close()
 
@@ -273,23 +286,18 @@ class DurableRunner:
             store = self.memory.repository().store
             check_owner(store, order.session_id, order.user_id, new=True, nobodys=True)
 
-    def _enqueue(self, run_id: str, session_id: str, text: str) -> None:
-        before = self._client.list_workflows(
-            status=["ENQUEUED", "PENDING"],
-            queue_name=self.queue,
-            load_input=False,
-            load_output=False,
-        )
-        own = [each.priority for each in before if each.queue_partition_key == session_id]
-        options = {
+    def _enqueue(self, run_id: str, order: Order, text: str, priority: int) -> None:
+        options: Any = {
             "workflow_name": WORKFLOW,
-            "queue_name": self.queue,
-            "queue_partition_key": session_id,
+            "queue_name": self._scheduler.waiting,
+            "queue_partition_key": order.session_id,
             "workflow_id": run_id,
             "app_version": FORMAT_VERSION,  # plans, of another form, may stand in the same database
             # The queue's own order is that of the clock, which SQLite has in whole seconds.
-            "priority": max(own, default=0) + 1,
+            "priority": self._scheduler.priority(priority, order.session_id),
         }
+        if order.user_id is not None:
+            options["authenticated_user"] = order.user_id
         self._client.enqueue(options, text)
 
     async def _standing(self, run_id: str) -> _Standing:

@@ -1,7 +1,9 @@
 """SessionWorker: carries out the runs of sessions that a durable queue hands out.
 
 A run that a dead worker had begun is taken up where its stored messages end: they are whole units,
-so nothing is stored twice. Handing runs out and looking at them is session_runs.py's business.
+so nothing is stored twice. Runs wait in one queue, and a `RunScheduler` moves those whose turn it
+is to another one, from which DBOS hands them to workers: it knows neither sessions nor users.
+Handing runs out and looking at them is session_runs.py's business.
 """
 
 # DBOS is loaded on first use, by name.
@@ -9,6 +11,8 @@ so nothing is stored twice. Handing runs out and looking at them is session_runs
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 import threading
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.durable.engine import DBOS, Engine, workflow
+from hybridagi_steps.durable.engine import DBOS, Engine, QueueDatabase, QueueTables, workflow
 from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidSettingError,
@@ -26,12 +30,14 @@ from hybridagi_steps.errors import (
     UnknownSessionError,
 )
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.outside_files import queues_of_runs
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.streaming import shown_error
+from hybridagi_steps.validation import whole_number
 
 if TYPE_CHECKING:
     from dbos import DBOSClient
@@ -41,14 +47,87 @@ FORMAT_VERSION = "1"
 """Runs are taken up only by code that reads this form of them."""
 MOST_ATTEMPTS = 20
 """A run that takes its worker down this often is given up."""
+_log = logging.getLogger("hybridagi_steps")
 _CONFLICTS = (SequenceConflictError.__name__, DuplicateStepError.__name__)
 _MOST_CONFLICTS = 5
 _QUIET_SECONDS = 5.0
 """After which a worker that writes to the same turn is believed to have stopped."""
 _PAGE = 512
 """Messages of a run that are read at once."""
+MOST_PRIORITY = 1_000
+_CLASS = 1 << 20
+"""DBOS's priority of a run is ours, counted from 0, times this, and its place in its session."""
 
 workflow(WORKFLOW, MOST_ATTEMPTS)
+_LAST = """SELECT max(priority % :class_size) FROM {status} WHERE queue_name IN (:waiting, :ready)
+    AND queue_partition_key = :session AND status IN ('ENQUEUED', 'PENDING')"""
+_RELEASE = """
+WITH in_flight AS (
+    SELECT queue_partition_key AS session, authenticated_user AS owner, status, executor_id
+    FROM {status} WHERE status = 'PENDING' AND queue_name IN (:waiting, :ready)
+        OR status = 'ENQUEUED' AND queue_name = :ready),
+free AS (
+    SELECT 2 * :at_once - count(*) AS slots FROM in_flight
+    WHERE status = 'ENQUEUED' OR executor_id = :worker),
+busy AS (SELECT owner, count(*) AS runs FROM in_flight WHERE owner IS NOT NULL GROUP BY owner),
+line AS (
+    SELECT workflow_uuid, authenticated_user AS owner, priority / :class_size AS class, created_at,
+        row_number() OVER (PARTITION BY queue_partition_key
+            ORDER BY priority % :class_size, created_at, workflow_uuid) AS place
+    FROM {status} WHERE queue_name = :waiting AND status = 'ENQUEUED'
+        AND queue_partition_key NOT IN (SELECT session FROM in_flight)),
+turns AS (
+    SELECT workflow_uuid, class, created_at, CASE WHEN line.owner IS NULL THEN 1 ELSE
+        coalesce(busy.runs, 0) + row_number() OVER (PARTITION BY line.owner
+            ORDER BY class, created_at, workflow_uuid) END AS turn
+    FROM line LEFT JOIN busy ON busy.owner = line.owner WHERE place = 1)
+UPDATE {status} SET queue_name = :ready
+WHERE queue_name = :waiting AND status = 'ENQUEUED' AND workflow_uuid IN (
+    SELECT workflow_uuid FROM turns WHERE turn <= :per_user
+    ORDER BY class, turn, created_at, workflow_uuid
+    LIMIT (SELECT CASE WHEN slots > 0 THEN slots ELSE 0 END FROM free))"""
+"""As many runs become ready as one worker does at a time and may do next. What is in flight counts
+by session and by user; of each session the first run in line, of each user as many as may be."""
+
+
+class RunScheduler:
+    """The order in which the runs of a queue are done: by priority, then fairly among users.
+
+    Those of a session keep theirs, one at a time. Of users with runs of one priority the next is
+    whoever has the fewest in flight; a run of nobody counts as a user's first.
+
+    Args:
+        database: Where the queue is kept.
+        namespace: The memory's.
+    """
+
+    def __init__(self, database: QueueDatabase, namespace: str) -> None:
+        self.waiting, self.ready = queues_of_runs(namespace)
+        self._tables = QueueTables(database, self.waiting)
+        self._names = {"waiting": self.waiting, "ready": self.ready, "class_size": _CLASS}
+        self.close = self._tables.close
+
+    def priority(self, priority: int, session_id: str) -> int:
+        """Return what DBOS is to call the priority of a session's next run.
+
+        Raises:
+            InvalidSettingError: No number from -1,000 to 1,000.
+        """
+        if whole_number("priority", priority, -MOST_PRIORITY) > MOST_PRIORITY:
+            raise InvalidSettingError(f"priority is at most {MOST_PRIORITY:,}, not {priority:,}.")
+        [[last]] = self._tables.ask(_LAST, **self._names, session=session_id)
+        return (MOST_PRIORITY + priority) * _CLASS + (last or 0) + 1
+
+    def release(self, worker: str, at_once: int, per_user: int | None) -> None:
+        """Make as many runs ready as a worker may soon take.
+
+        Args:
+            worker: Its name.
+            at_once: Most runs at a time of that worker.
+            per_user: Most runs in flight of one user, on all workers.
+        """
+        how = {"worker": worker, "at_once": at_once, "per_user": per_user or sys.maxsize}
+        self._tables.ask(_RELEASE, lock=True, **self._names, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +161,23 @@ class Order:
 class SessionWorker:
     """Carries out runs that a queue hands out."""
 
-    def __init__(self, runner: StepRunner, client: DBOSClient, engine: Engine) -> None:
+    def __init__(
+        self, runner: StepRunner, client: DBOSClient, engine: Engine, scheduler: RunScheduler
+    ) -> None:
         self._runner, self._client, self._engine = runner, client, engine
+        self._scheduler = scheduler
         self._active: dict[str, str] = {}
         # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
         # another worker is to take up.
         self._loop = asyncio.new_event_loop()
 
     def serve(
-        self, stop: threading.Event, at_once: int, poll_seconds: float, grace_seconds: float
+        self,
+        stop: threading.Event,
+        at_once: int,
+        per_user: int | None,
+        poll_seconds: float,
+        grace_seconds: float,
     ) -> bool:
         """Take runs until told to stop; return whether all of them have ended."""
         thread = threading.Thread(target=self._turn_over, daemon=True)
@@ -100,11 +187,11 @@ class SessionWorker:
                 self,
                 at_once=at_once,
                 poll_seconds=poll_seconds,
-                per_partition=1,
                 look=self._stop_cancelled,
             )
             try:
-                stop.wait()
+                while not stop.wait(poll_seconds):
+                    self._release(at_once, per_user)
             finally:
                 self._engine.stop(grace_seconds)
                 # A run that did not end in time still goes on: the name says that it is not dead.
@@ -115,6 +202,12 @@ class SessionWorker:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 thread.join()
         return not self._active
+
+    def _release(self, at_once: int, per_user: int | None) -> None:
+        try:
+            self._scheduler.release(self._engine.name, at_once, per_user)
+        except StorageError as error:  # an outage: runs wait for the next look
+            _log.warning("%s: no run was made ready: %s", self._engine.name, error)
 
     async def do(self, work: str) -> str:
         """Do a run on the worker's own loop; what waits for it may be cancelled, it is not."""
