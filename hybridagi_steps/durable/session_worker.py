@@ -63,7 +63,8 @@ _LAST = """SELECT max(priority % :class_size) FROM {status} WHERE queue_name IN 
     AND queue_partition_key = :session AND status IN ('ENQUEUED', 'PENDING')"""
 _RELEASE = """
 WITH in_flight AS (
-    SELECT queue_partition_key AS session, authenticated_user AS owner, status, executor_id
+    SELECT queue_partition_key AS session, authenticated_user AS owner, status, executor_id,
+        created_at
     FROM {status} WHERE status = 'PENDING' AND queue_name IN (:waiting, :ready)
         OR status = 'ENQUEUED' AND queue_name = :ready),
 free AS (
@@ -80,14 +81,20 @@ turns AS (
     SELECT workflow_uuid, class, created_at, CASE WHEN line.owner IS NULL THEN 1 ELSE
         coalesce(busy.runs, 0) + row_number() OVER (PARTITION BY line.owner
             ORDER BY class, created_at, workflow_uuid) END AS turn
-    FROM line LEFT JOIN busy ON busy.owner = line.owner WHERE place = 1)
-UPDATE {status} SET queue_name = :ready
-WHERE queue_name = :waiting AND status = 'ENQUEUED' AND workflow_uuid IN (
-    SELECT workflow_uuid FROM turns WHERE turn <= :per_user
-    ORDER BY class, turn, created_at, workflow_uuid
-    LIMIT (SELECT CASE WHEN slots > 0 THEN slots ELSE 0 END FROM free))"""
+    FROM line LEFT JOIN busy ON busy.owner = line.owner WHERE place = 1),
+newest AS (SELECT max(created_at) AS at FROM (
+    SELECT created_at FROM line UNION ALL SELECT created_at FROM in_flight) AS every),
+chosen AS (
+    SELECT workflow_uuid, class, row_number() OVER (ORDER BY class, turn, created_at) AS place
+    FROM turns WHERE turn <= :per_user
+    ORDER BY place LIMIT (SELECT CASE WHEN slots > 0 THEN slots ELSE 0 END FROM free))
+UPDATE {status} SET queue_name = :ready, priority = class * :class_size,
+    created_at = (SELECT at FROM newest) + chosen.place
+FROM chosen WHERE {status}.workflow_uuid = chosen.workflow_uuid
+    AND queue_name = :waiting AND status = 'ENQUEUED'"""
 """As many runs become ready as one worker does at a time and may do next. What is in flight counts
-by session and by user; of each session the first run in line, of each user as many as may be."""
+by session and by user; of each session the first run in line, of each user as many as may be. DBOS
+takes them by priority, then by time: so theirs is later than that of all before."""
 
 
 class RunScheduler:
