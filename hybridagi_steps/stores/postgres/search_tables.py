@@ -23,7 +23,7 @@ import psycopg
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
 from hybridagi_steps.records.store_values import FloatVector, VectorRow
 from hybridagi_steps.stores.postgres.database import Raw
-from hybridagi_steps.stores.postgres.schema import LOCK_CLASS
+from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, SCHEMA
 from hybridagi_steps.stores.postgres.search_view import SETTINGS, DatabaseView, of_length_one
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.postgres.steps import PostgresTables
@@ -58,26 +58,27 @@ _NEAR = """CREATE TABLE IF NOT EXISTS near (row BIGINT PRIMARY KEY, namespace IN
         REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION vectors_gone();
     SELECT isolate()"""
 # Without statistics: those of an index over an expression are samples of words, and outlive them.
-_WORDS = """CREATE INDEX CONCURRENTLY words_{n} ON step_text USING gin (stems(tokens))
+_WORDS = """CREATE INDEX CONCURRENTLY words_{n} ON {s}.step_text USING gin ({s}.stems(tokens))
     WITH (fastupdate = off) WHERE namespace = {n}"""
 _INDEXES = {
     "words_{n}": _WORDS,
-    "said_{n}": "CREATE INDEX CONCURRENTLY said_{n} ON step_text (text_hash) WHERE namespace = {n}",
-    "asked_{n}": """CREATE INDEX CONCURRENTLY asked_{n} ON step_text (purpose_hash)
+    "said_{n}": """CREATE INDEX CONCURRENTLY said_{n} ON {s}.step_text (text_hash)
         WHERE namespace = {n}""",
-    "under_{n}": """CREATE INDEX CONCURRENTLY under_{n} ON step_text (parent_row)
+    "asked_{n}": """CREATE INDEX CONCURRENTLY asked_{n} ON {s}.step_text (purpose_hash)
         WHERE namespace = {n}""",
-    "talks_{n}": """CREATE INDEX CONCURRENTLY talks_{n} ON step_text (talk(tokens))
-        WHERE namespace = {n} AND talk(tokens) IS NOT NULL""",
+    "under_{n}": """CREATE INDEX CONCURRENTLY under_{n} ON {s}.step_text (parent_row)
+        WHERE namespace = {n}""",
+    "talks_{n}": """CREATE INDEX CONCURRENTLY talks_{n} ON {s}.step_text ({s}.talk(tokens))
+        WHERE namespace = {n} AND {s}.talk(tokens) IS NOT NULL""",
 }
 _EXPRESSIONS = ("words_{n}", "talks_{n}")
-_GRAPH = """CREATE INDEX CONCURRENTLY near_{n}_{d} ON near
+_GRAPH = """CREATE INDEX CONCURRENTLY near_{n}_{d} ON {s}.near
     USING hnsw ((CAST(vector AS {schema}.halfvec({d}))) {schema}.halfvec_cosine_ops)
     WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}"""
 _MADE = b"""SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i
     JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
     JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace
-    WHERE s.nspname = current_schema() AND c.relname = ANY(%s)"""
+    WHERE s.nspname = %s AND c.relname = ANY(%s)"""
 _STATE = "SELECT texts_through, vectors_through FROM search_state WHERE namespace = ?"
 _NEW_STATE = "INSERT INTO search_state (namespace) VALUES (?) ON CONFLICT DO NOTHING"
 # In the order of the index: else the planner looks through a table for the first few.
@@ -124,12 +125,12 @@ class SearchTables(PostgresTables, DerivedTables):
                 f"vectors of {dimension:,} dimensions are wider than pgvector indexes ({WIDEST:,})"
             )
         try:
-            with self._outside() as raw:
-                if (schema := self._extension(raw)) is None:
+            with self._db.outside() as connection:
+                if (schema := self._extension(connection.raw)) is None:
                     return "its server has no extension pgvector, or nobody created it there"
                 self._vector_schema = schema
                 if self._db.writable:
-                    self._make_indexes(raw, _INDEXES)
+                    self._make_indexes(connection.raw, _INDEXES)
             if self._db.writable:
                 self._fill()
             elif self._db.known(_STATE, (self._namespace,)) is None:
@@ -149,9 +150,10 @@ class SearchTables(PostgresTables, DerivedTables):
         if count < GRAPH_FROM:
             return False
         name = "near_{n}_" + str(dimension)
-        graph = _GRAPH.format(n="{n}", d=dimension, schema=self._vector_schema)
-        with self._outside() as raw:
-            return self._make_indexes(raw, {name: graph}, count * (2 * dimension + _NODE_BYTES))
+        graph = _GRAPH.format(n="{n}", s="{s}", d=dimension, schema=self._vector_schema)
+        needed = count * (2 * dimension + _NODE_BYTES)
+        with self._db.outside() as connection:
+            return self._make_indexes(connection.raw, {name: graph}, needed)
 
     def keep_search_up(self) -> None:
         """Count, and make near, what came since, if that is much; a reader's chore."""
@@ -165,12 +167,6 @@ class SearchTables(PostgresTables, DerivedTables):
         with self._db.reading(SETTINGS) as connection:
             yield DatabaseView(connection, self._namespace, dimension, self._vector_schema or "")
 
-    @contextmanager
-    def _outside(self) -> Generator[Raw]:
-        """Give a connection outside any transaction, which keeps no writer of this process away."""
-        with self._db.asking() as connection:
-            yield connection.raw
-
     def _extension(self, raw: Raw) -> str | None:
         """Return the schema of pgvector, which is created where this user may; None: not there."""
         found = raw.execute(_EXTENSION).fetchone()
@@ -182,8 +178,10 @@ class SearchTables(PostgresTables, DerivedTables):
             found = raw.execute(_EXTENSION).fetchone()
         if found is None:
             return None
-        if self._db.writable and raw.execute(b"SELECT to_regclass('near')").fetchone() == (None,):
+        is_there = f"SELECT to_regclass('{SCHEMA}.near')".encode()
+        if self._db.writable and raw.execute(is_there).fetchone() == (None,):
             with raw.transaction():
+                raw.execute(f"SET LOCAL search_path TO {SCHEMA}".encode())
                 raw.execute(f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, 0)".encode())
                 raw.execute(_NEAR.format(schema=f'"{found[0]}"').encode())
         return f'"{found[0]}"'
@@ -194,27 +192,44 @@ class SearchTables(PostgresTables, DerivedTables):
         One whose making was interrupted is made again.
         """
         named = {name.format(n=self._namespace): sql for name, sql in asked.items()}
-        made = dict(raw.execute(_MADE, (list(named),)).fetchall())
-        if all(made.get(name) for name in named):
+        if self._made(raw, named) == {*named}:
             return False
-        lock = f"({LOCK_CLASS}, {-self._namespace})"
-        # Who waits inside a statement is a transaction, whose end the maker would wait for.
-        while raw.execute(f"SELECT pg_try_advisory_lock{lock}".encode()).fetchone() != (True,):
-            time.sleep(_PAUSE_SECONDS)
-        try:
-            raw.execute(_MEMORY, [memory // 1024])
-            made = dict(raw.execute(_MADE, (list(named),)).fetchall())
-            for name, sql in named.items():
-                if made.get(name):
-                    continue
-                raw.execute(f"DROP INDEX IF EXISTS {name}".encode())
-                raw.execute(sql.format(n=self._namespace).encode())
-                if name in {each.format(n=self._namespace) for each in _EXPRESSIONS}:
-                    raw.execute(f"ALTER INDEX {name} ALTER 1 SET STATISTICS 0".encode())
-        finally:
-            raw.execute(b"RESET maintenance_work_mem")
-            raw.execute(f"SELECT pg_advisory_unlock{lock}".encode())
+        with self._only_maker():
+            if not self._db.lent:
+                raw.execute(_MEMORY, [memory // 1024])
+            try:
+                made = self._made(raw, named)
+                for name, sql in named.items():
+                    if name in made:
+                        continue
+                    raw.execute(f"DROP INDEX IF EXISTS {SCHEMA}.{name}".encode())
+                    raw.execute(sql.format(n=self._namespace, s=SCHEMA).encode())
+                    if name in {each.format(n=self._namespace) for each in _EXPRESSIONS}:
+                        alter = f"ALTER INDEX {SCHEMA}.{name} ALTER 1 SET STATISTICS 0"
+                        raw.execute(alter.encode())
+            finally:
+                if not self._db.lent:
+                    raw.execute(b"RESET maintenance_work_mem")
         return True
+
+    def _made(self, raw: Raw, named: Iterable[str]) -> set[str]:
+        found = raw.execute(_MADE, (SCHEMA, list(named))).fetchall()
+        return {name for name, valid in found if valid}
+
+    @contextmanager
+    def _only_maker(self) -> Generator[None]:
+        """Be the one who makes indexes of this namespace, by the lock of a transaction.
+
+        It does nothing else: who makes an index waits for the end of those that have looked.
+        """
+        lock = f"SELECT pg_try_advisory_xact_lock({LOCK_CLASS}, {-self._namespace})"
+        while True:
+            with self._db.outside() as holder:
+                holder.raw.execute(b"BEGIN; SET LOCAL idle_in_transaction_session_timeout TO 0")
+                if holder.raw.execute(lock.encode()).fetchone() == (True,):
+                    yield
+                    return
+            time.sleep(_PAUSE_SECONDS)
 
     def _fill(self) -> None:
         """Count texts and copy vectors up to where the store stands, a page in each transaction."""
