@@ -60,9 +60,11 @@ _NOW = "SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
 
 
 def connected(conninfo: str) -> Raw:
-    """Return a connection that commits each statement."""
+    """Return a connection that commits each statement, and prepares none: a pooler may lend it."""
     try:
-        return psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
+        raw: Raw = psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
+        raw.prepare_threshold = None
+        return raw
     except psycopg.Error as error:
         name = shown_address(conninfo)
         raise unreachable(error, name, secrets_of(conninfo)) from error
@@ -114,7 +116,8 @@ def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
     """
     try:
         with connected(conninfo) as raw:
-            raw.execute(f"SET lock_timeout TO '{_BUSY_SECONDS}s'".encode())
+            lent = f"pg_backend_pid() <> {raw.info.backend_pid}"  # by a pooler, for others, too
+            raw.execute(f"SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', {lent})".encode())
             for schema in (WORK_SCHEMA, _EARLIER_SCHEMA):
                 tables: dict[str, list[str]] = dict(raw.execute(_TABLES, (schema,)).fetchall())
                 if any([_forgotten(raw, tables), _erased(raw, schema, tables, gone)]):
