@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -29,7 +28,6 @@ from zlib import crc32
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
 
 from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
@@ -43,13 +41,16 @@ from hybridagi_steps.stores.address import checked_server, secrets_of, shown_add
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.positions import locks_of_a_writer
 from hybridagi_steps.stores.postgres.schema import (
-    LOCK_CLASS,
-    NAMES_CLASS,
     SCHEMA,
     is_prepared,
     migrate,
 )
-from hybridagi_steps.stores.postgres.spelling import SpellingConnection, teach
+from hybridagi_steps.stores.postgres.spelling import (
+    SpellingConnection,
+    came_to_rest,
+    is_quiet,
+    teach,
+)
 from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED
 from hybridagi_steps.stores.waiting import Patience, taken
 
@@ -66,23 +67,24 @@ _LONGEST_PAUSE = "60s"
 """After which the server ends a transaction that its client left alone, and frees its lock."""
 _LONGEST_STATEMENT = "600s"
 """After which the server gives one up, where it is not set to do so anyway."""
-_BEGIN_READING = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
 # `full` keeps what the server is set to, be it stricter, and only overrules that it need not wait.
-_SETTINGS = """SET search_path TO {schema};
-    SET lock_timeout TO {timeout};
-    SET idle_in_transaction_session_timeout TO '{pause}';
-    SET default_transaction_isolation TO 'read committed';
-    SET client_min_messages TO warning;
-    SELECT set_config('synchronous_commit', CASE WHEN {normal} THEN 'off'
+# Of the last two the second changes when the server recovers from the end of one of its processes.
+_SETTINGS = """SELECT set_config('search_path', '{schema}', lent),
+    set_config('lock_timeout', '{timeout}', lent),
+    set_config('idle_in_transaction_session_timeout', '{pause}', lent),
+    set_config('default_transaction_isolation', 'read committed', lent),
+    set_config('client_min_messages', 'warning', lent),
+    set_config('synchronous_commit', CASE WHEN {normal} THEN 'off'
         WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
-        ELSE current_setting('synchronous_commit') END, false),
-        set_config('statement_timeout', CASE current_setting('statement_timeout')
-            WHEN '0' THEN '{statement}' ELSE current_setting('statement_timeout') END, false)"""
-# The second changes when the server recovers from the end of one of its processes.
-_SERVER_BEGAN = b"SELECT pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)"
+        ELSE current_setting('synchronous_commit') END, lent),
+    set_config('statement_timeout', CASE current_setting('statement_timeout')
+        WHEN '0' THEN '{statement}' ELSE current_setting('statement_timeout') END, lent),
+    lent, pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)
+    FROM (SELECT {lent} AS lent) pooler;"""
 _SYNCED = {True: "on", False: "off"}
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
-_BEGIN_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED; {wait} {locks}"
+_BEGIN_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED;"
 
 
 class PostgresDatabase:
@@ -107,6 +109,8 @@ class PostgresDatabase:
         self._has_standby = False
         self.restarts = 0
         """How often the server was found to have begun anew since this was opened."""
+        self.lent = ""
+        """What each transaction begins with where a pooler lends it a connection of the server."""
         self._options = self._connect_options()
         self.writable = True
         self._prepare()
@@ -126,20 +130,10 @@ class PostgresDatabase:
         with self._turn_taken(beside) as (raw, wait):
             if synced is not None and synced != (self.durability == "full"):
                 wait += f"SET LOCAL synchronous_commit TO {_SYNCED[synced]};"
-            locks = self._locks(beside, self._name_key(beside))
-            begin = _BEGIN_WRITING.format(wait=wait, locks=locks)
-            raw.execute(begin.encode())
+            locks = locks_of_a_writer(self.turn, beside, self._name_key(beside))
+            raw.execute(f"{_BEGIN_WRITING} {self.lent} {wait} {locks}".encode())
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
-
-    def _locks(self, beside: str | None, name: object) -> str:
-        """Return the query that takes a writer's locks, last those that hold followers back."""
-        if beside is None:
-            return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {self.turn})"
-        own = f"pg_advisory_xact_lock({NAMES_CLASS}, {name})"
-        if beside == DERIVED:
-            return f"SELECT pg_advisory_xact_lock_shared({LOCK_CLASS}, {self.turn}), {own}"
-        return locks_of_a_writer(LOCK_CLASS, self.turn, *([own] if beside else []))
 
     def _name_key(self, beside: str | None) -> int:
         return crc32((beside or "").encode(), self.turn) - 2**31
@@ -156,15 +150,15 @@ class PostgresDatabase:
             reads: Whether it reads what other writers change. A statement sees what was committed
                 before it began, so the locks are taken by one before it, in the same round trip.
         """
-        locks = self._locks(beside, "CAST(:turn AS INTEGER)")
+        locks = locks_of_a_writer(self.turn, beside, "CAST(:turn AS INTEGER)")
         sql = f"WITH turn AS MATERIALIZED ({locks}) {sql}"
         values = {**values, "turn": self._name_key(beside)}
         with self._turn_taken(beside) as (raw, wait):
             connection = SpellingConnection(raw)
-            if not (wait or reads):
+            if not (wait or reads or self.lent):
                 return connection.execute(sql, values).fetchone()
             with raw.pipeline():
-                for statement in filter(None, ("BEGIN", wait)):
+                for statement in filter(None, (_BEGIN_WRITING, self.lent, wait)):
                     raw.execute(statement.encode())
                 connection.execute(locks, values)
                 answer = connection.execute(sql, values)
@@ -175,15 +169,17 @@ class PostgresDatabase:
     def reading(self, settings: str = "") -> Generator[SpellingConnection]:
         """Give a reader that sees one consistent state, with settings for the transaction."""
         with self._connected() as raw:
-            raw.execute(_BEGIN_READING + settings.encode())
+            begun = raw.execute(f"{_BEGIN_READING} {self.lent} {settings}".encode())
+            if self.lent and begun.nextset():  # it may have restarted behind its pooler
+                self._note_restart((begun.fetchone() or ())[-2:])
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 
     @contextmanager
     def asking(self) -> Generator[SpellingConnection]:
         """Give a reader for one statement: without a transaction around it, a third as long."""
-        with self._connected() as raw:
-            yield SpellingConnection(raw)
+        with self.reading() if self.lent else self.outside() as connection:
+            yield connection
 
     def known(self, sql: str, values: tuple[Any, ...]) -> Any:
         """Return the one row of a query."""
@@ -191,10 +187,17 @@ class PostgresDatabase:
             return connection.execute(sql, values).fetchone()
 
     @contextmanager
+    def outside(self) -> Generator[SpellingConnection]:
+        """Give a connection outside any transaction; through a pooler without our settings."""
+        with self._connected() as raw:
+            yield SpellingConnection(raw)
+
+    @contextmanager
     def alone(self) -> Generator[Raw]:
-        """Give a connection outside any transaction, whose statements take as long as they need."""
+        """Give a connection as `outside`, whose statements take as long as they need."""
         with self._turn_taken() as (raw, _):
-            raw.execute(b"SET statement_timeout TO 0")
+            if not self.lent:
+                raw.execute(b"SET statement_timeout TO 0")
             try:
                 yield raw
             finally:
@@ -275,7 +278,7 @@ class PostgresDatabase:
             idle = self._idle.pop() if self._idle else None
         try:
             if idle is not None:
-                if _is_quiet(idle):
+                if is_quiet(idle):
                     return idle
                 idle.close()
             return self._connect_by(give_up)
@@ -285,7 +288,7 @@ class PostgresDatabase:
 
     def _give_back(self, raw: Raw | None) -> None:
         try:
-            if raw is not None and not _came_to_rest(raw):
+            if raw is not None and not came_to_rest(raw):
                 raw.close()
                 raw = None
         finally:
@@ -312,15 +315,14 @@ class PostgresDatabase:
         except psycopg.Error as error:
             raise unreachable(error, self.name, self._secrets) from error
         try:
-            settings = _SETTINGS.format(
-                schema=SCHEMA,
-                timeout=_milliseconds(self.timeout_seconds),
-                pause=_LONGEST_PAUSE,
-                statement=_LONGEST_STATEMENT,
-                normal=self.durability == "normal",
+            lent = (
+                f"pg_backend_pid() <> {raw.info.backend_pid}"  # a pooler tells a number of its own
             )
-            raw.execute(settings.encode())
-            self._note_restart(raw.execute(_SERVER_BEGAN).fetchone())
+            told: Any = raw.execute(self._settings(lent).encode()).fetchone()
+            self._note_restart(told[-2:])
+            if told[-3]:
+                raw.prepare_threshold = None
+                self.lent = self._settings("true")
             teach(raw)
         except BaseException as error:
             raw.close()
@@ -328,6 +330,17 @@ class PostgresDatabase:
                 raise unreachable(error, self.name, self._secrets) from error
             raise
         return raw
+
+    def _settings(self, lent: str) -> str:
+        """Return the query that sets what statements stand on, where `lent` for a transaction."""
+        return _SETTINGS.format(
+            schema=SCHEMA,
+            timeout=_milliseconds(self.timeout_seconds),
+            pause=_LONGEST_PAUSE,
+            statement=_LONGEST_STATEMENT,
+            normal=self.durability == "normal",
+            lent=lent,
+        )
 
     def _note_restart(self, began: object) -> None:
         """Count the server's lives: what one lost, with `normal`, the next may number anew."""
@@ -364,9 +377,11 @@ class PostgresDatabase:
                     f"{self.name} is encoded as {encoding}, which cannot hold every text; "
                     "create a database with ENCODING 'UTF8'."
                 )
-            self.writable = raw.execute(b"SHOW transaction_read_only").fetchone() == ("off",)
-            if is_prepared(raw, self.name):
-                return
+            with raw.transaction():
+                raw.execute((self.lent or "SELECT").encode())
+                self.writable = raw.execute(b"SHOW transaction_read_only").fetchone() == ("off",)
+                if is_prepared(raw, self.name):
+                    return
             if not self.writable:
                 raise ReadOnlyStorageError(
                     f"{self.name} has no step memory or one of an earlier version, and cannot be "
@@ -381,25 +396,3 @@ class PostgresDatabase:
 
 def _milliseconds(seconds: float) -> int:
     return max(int(seconds * 1000), 1)  # 0 would be for ever
-
-
-def _is_quiet(raw: Raw) -> bool:
-    """Tell whether nothing has come on an idle connection: what comes there is its end."""
-    if raw.closed:
-        return False
-    if hasattr(select, "poll"):
-        poll = select.poll()
-        poll.register(raw.fileno(), select.POLLIN)
-        return not poll.poll(0)
-    return not select.select([raw.fileno()], [], [], 0)[0]
-
-
-def _came_to_rest(raw: Raw) -> bool:
-    """Leave no transaction open; tell whether the connection can be used again."""
-    status = raw.info.transaction_status
-    try:
-        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            raw.execute(b"ROLLBACK")
-    except psycopg.Error:
-        return False
-    return not raw.closed and raw.info.transaction_status == TransactionStatus.IDLE

@@ -41,8 +41,17 @@ _NOT_WHOLE: _Meaning = (
     f"does not hold together; {REMEDY}",
 )
 _FOREIGN: _Meaning = (ForeignFileError, "has tables of another program in our schema")
+_UNTRUSTED = (
+    "cannot be reached under TLS; give sslrootcert=FILE, the certificate of who signed the "
+    "server's, as host a name that the server's is made out to, as sslmode what the server offers"
+)
 _MEANINGS: dict[str, _Meaning] = {
     "08": _LOST,
+    "08P01": (
+        StorageError,
+        f"{_LOST[1]}. A pooler must lend connections for a transaction or a session (pool_mode), "
+        "and have enough of them",
+    ),
     "25006": _READ_ONLY,
     "28": (StorageError, "refuses this user or password"),
     "3D000": (StorageError, "is no database of this server; create it first"),
@@ -85,14 +94,18 @@ def unreachable(error: psycopg.Error, name: str, secrets: Sequence[str]) -> Stor
     """Return the error to raise when no connection can be had."""
     code = error.sqlstate or ""
     kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _UNKNOWN
-    if kind is StorageError:
+    said = _said(error, secrets)
+    if kind is StorageError and ("certificate" in said or "SSL" in said):
+        words = _UNTRUSTED
+    elif kind is StorageError and code != "08P01":
         words = "cannot be reached; check the address, the user, and that the server runs"
-    return kind(f"{name} {words} ({_said(error, secrets)}).")
+    return kind(f"{name} {words} ({said}).")
 
 
 def _without_code(error: psycopg.Error) -> _Meaning:
-    """Say what an error means that comes from the driver: the server said nothing any more."""
-    return _LOST if isinstance(error, psycopg.OperationalError) else _UNKNOWN
+    """Say what an error means that the driver raised since the server said nothing any more."""
+    silent = isinstance(error, psycopg.OperationalError) and not error.sqlstate
+    return _LOST if silent else _UNKNOWN
 
 
 def _said(error: psycopg.Error, secrets: Sequence[str]) -> str:

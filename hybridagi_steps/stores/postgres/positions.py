@@ -14,6 +14,9 @@ later. A standby knows no locks; there, what a writer found settled is taken fro
 
 from __future__ import annotations
 
+from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, NAMES_CLASS
+from hybridagi_steps.stores.sql.tables import DERIVED
+
 _NAMESPACES = 2**22 - 1
 _NUMBER_BITS = 40
 _CLASS_BITS = _NUMBER_BITS - 32
@@ -37,19 +40,25 @@ SETTLED = f"""SELECT
 """Up to which row of a step, and of a message, of a `:namespace` no row appears any more."""
 
 
-def locks_of_a_writer(lock_class: int, namespace: int, *own: str) -> str:
-    """Return the query that takes the locks of a writer that lets others write beside it.
+def locks_of_a_writer(namespace: int, beside: str | None, name: object) -> str:
+    """Return the query that takes a writer's locks, last those that hold followers back.
 
     Args:
-        lock_class: Of the lock of the namespace, which it takes shared.
         namespace: What it writes.
-        own: Calls for further locks. It may wait for them, and only then holds followers back.
+        beside: What it alone may change while others write beside it; see `Database`.
+        name: SQL of the number that stands for that; it may wait for its turn.
     """
+    if beside is None:
+        return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {namespace})"
+    locks = [f"pg_advisory_xact_lock_shared({LOCK_CLASS}, {namespace})"]
+    if beside:
+        locks.append(f"pg_advisory_xact_lock({NAMES_CLASS}, {name})")
+    if beside == DERIVED:
+        return f"SELECT {', '.join(locks)}"
     base = (namespace & _NAMESPACES) << _NUMBER_BITS + 1
-    begins = (
+    locks += (
         f"pg_advisory_xact_lock_shared({base + (kind << _NUMBER_BITS)}"
         f" + {sequence}.last_value + CAST({sequence}.is_called AS INTEGER))"
         for kind, sequence in enumerate(("step_row", "message_row_seq"))
     )
-    shared = f"pg_advisory_xact_lock_shared({lock_class}, {namespace})"
-    return f"SELECT {', '.join((shared, *own, *begins))} FROM step_row, message_row_seq"  # noqa: S608 - ours
+    return f"SELECT {', '.join(locks)} FROM step_row, message_row_seq"  # noqa: S608 - ours

@@ -120,7 +120,7 @@ def version_of(connection: Connection[Any], name: str) -> int:
 def stored_version(address: str) -> int:
     """Return the version of a database, left as it is; of one that cannot be read the latest."""
     with suppress(Error), connect(checked_server(address), connect_timeout=10) as connection:
-        connection.execute(f"SET search_path TO {SCHEMA}".encode())
+        connection.execute(f"SET LOCAL search_path TO {SCHEMA}".encode())
         return version_of(connection, shown_address(address))
     return latest_version()
 
@@ -143,8 +143,9 @@ def migrate(connection: Connection[Any], name: str, timeout_seconds: float = 0.0
 def _migrate(connection: Connection[Any], name: str) -> None:
     with connection.transaction():
         connection.execute(
-            f"""SET LOCAL lock_timeout TO '{_LONGEST_WAIT}'; SET LOCAL statement_timeout TO 0;
-            {DURABLY}; SELECT pg_advisory_xact_lock({LOCK_CLASS}, 0)""".encode()
+            f"""SET LOCAL search_path TO {SCHEMA}; SET LOCAL lock_timeout TO '{_LONGEST_WAIT}';
+            SET LOCAL statement_timeout TO 0; {DURABLY};
+            SELECT pg_advisory_xact_lock({LOCK_CLASS}, 0)""".encode()
         )
         version = version_of(connection, name)
         allowed = _allowed(connection)

@@ -28,7 +28,7 @@ _SEARCH_WIDTH = 400
 """Nodes of the graph that are kept in view (`hnsw.ef_search`): seven times the usual pool."""
 # Of rows that are named there is always an index; what the planner believes of a namespace may be
 # as old as its statistics.
-SETTINGS = f"""; SET LOCAL hnsw.ef_search = {_SEARCH_WIDTH};
+SETTINGS = f"""SET LOCAL hnsw.ef_search = {_SEARCH_WIDTH};
     SET LOCAL hnsw.iterative_scan = relaxed_order;
     SET LOCAL jit = off; SET LOCAL enable_seqscan = off;
     SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"""

@@ -7,13 +7,15 @@ texts cannot hold a NUL, so it is written as two other characters, and read back
 from __future__ import annotations
 
 import re
+import select
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import orjson
-from psycopg import Connection
+from psycopg import Connection, Error
 from psycopg.abc import Buffer
+from psycopg.pq import TransactionStatus
 from psycopg.types.array import ListDumper
 from psycopg.types.string import StrDumperUnknown, TextBinaryLoader, TextLoader
 
@@ -73,6 +75,28 @@ def teach(connection: Connection[Any]) -> None:
     connection.adapters.register_dumper(Many, ListDumper)
     connection.adapters.register_loader("text", _TextLoader)
     connection.adapters.register_loader("text", _TextBinaryLoader)
+
+
+def is_quiet(raw: Connection[Any]) -> bool:
+    """Tell whether nothing has come on an idle connection: what comes there is its end."""
+    if raw.closed:
+        return False
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(raw.fileno(), select.POLLIN)
+        return not poll.poll(0)
+    return not select.select([raw.fileno()], [], [], 0)[0]
+
+
+def came_to_rest(raw: Connection[Any]) -> bool:
+    """Leave no transaction open; tell whether the connection can be used again."""
+    status = raw.info.transaction_status
+    try:
+        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            raw.execute(b"ROLLBACK")
+    except Error:
+        return False
+    return not raw.closed and raw.info.transaction_status == TransactionStatus.IDLE
 
 
 def json_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -68,16 +68,16 @@ _READERS = b"""SELECT count(*) FROM pg_catalog.pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
         AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
 # With no row at all the server would keep the statistics of those that are gone.
-_REFRESH_STATISTICS = b"""BEGIN;
+_REFRESH_STATISTICS = f"""BEGIN; SET LOCAL search_path TO {SCHEMA};
     INSERT INTO agent_step (row, namespace, id, hop, body) VALUES (0, 0, '', 0, '');
     INSERT INTO run (namespace, run_id) VALUES (0, '');
     ANALYZE agent_step, run;
     DELETE FROM agent_step WHERE row = 0;
     DELETE FROM run WHERE namespace = 0;
-    COMMIT"""
+    COMMIT""".encode()  # noqa: S608 - our own name
 _MAY_REWRITE_STATISTICS = b"""SELECT pg_has_role(datdba, 'USAGE') FROM pg_catalog.pg_database
     WHERE datname = current_database()"""
-_SEARCHED_HERE = b"SELECT to_regclass('near') IS NOT NULL"
+_SEARCHED_HERE = f"SELECT to_regclass('{SCHEMA}.near') IS NOT NULL".encode()
 _PAGE = 1000
 _PAUSE_SECONDS = 0.02
 
@@ -106,7 +106,8 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
             reached = raw.execute(_MAY_REWRITE_STATISTICS).fetchone() == (True,)
             self._wait_for_readers(raw)
             near = ["near"] if raw.execute(_SEARCHED_HERE).fetchone() == (True,) else []
-            for table in (*_TABLES, *near, *(["pg_catalog.pg_statistic"] if reached else [])):
+            ours = [f"{SCHEMA}.{table}" for table in (*_TABLES, *near)]
+            for table in (*ours, *(["pg_catalog.pg_statistic"] if reached else [])):
                 raw.execute(f"VACUUM (FULL) {table}".encode())
         return () if reached else (f"{self._db.name} pg_statistic",)
 
@@ -116,7 +117,7 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
             # Of tables that were never analysed the server believes that they are small, and would
             # compare them row by row. One that belongs to another user is left out, with a warning.
             with self._db.alone() as raw:
-                raw.execute(f"ANALYZE {', '.join(_TABLES)}".encode())
+                raw.execute(f"ANALYZE {', '.join(f'{SCHEMA}.{one}' for one in _TABLES)}".encode())
         lines = [self._line(what, broken) for what, broken in self._unreadable.items()]
         return [line for line in (*lines, *self._broken(_INVARIANTS)) if line]
 
