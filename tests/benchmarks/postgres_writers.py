@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import psycopg
 
 from hybridagi_steps import AgentStep
@@ -44,6 +45,9 @@ _BARE_MESSAGE = b"""INSERT INTO hybridagi_steps.message
     VALUES (%s, %s, %s, %s, %s, %s, 1, 1)"""
 _BARE_SESSION = b"""UPDATE hybridagi_steps.session SET updated_at = %s, checksum = 1
     WHERE namespace = %s AND id = %s"""
+_BACKENDS = b"""SELECT pid FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend'
+        AND application_name <> current_setting('application_name')"""
 _GAPS = """SELECT sum(%s + 1 - told), sum(last - kept) FROM (SELECT count(DISTINCT m.id) AS told,
         max(sequence) AS last, count(*) AS kept FROM hybridagi_steps.message m
     JOIN hybridagi_steps.session s ON s.branch_id = m.branch_id GROUP BY s.branch_id) sessions"""
@@ -137,6 +141,7 @@ class Worker:
             text=True,
             env={**os.environ, "PYTHONPATH": str(checkout)},
         )
+        self._address = address
         assert self._process.stdin
         assert self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
@@ -151,26 +156,47 @@ class Worker:
             raise AssertionError("a writer ended before its time")
         return line
 
+    def processors(self) -> tuple[float, float]:
+        """Return the seconds of CPU that it and all connections to its database have taken."""
+        with psycopg.connect(self._address, application_name="watching") as connection:
+            backends = [pid for (pid,) in connection.execute(_BACKENDS)]
+        return _seconds([self._process.pid]), _seconds(backends)
+
     def end(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
 
 
+def _seconds(processes: list[int]) -> float:
+    return sum(sum(psutil.Process(each).cpu_times()[:2]) for each in processes)
+
+
+def _spent(workers: list[Worker]) -> list[float]:
+    """Return the CPU of all workers of a database and of its server, in microseconds."""
+    taken = [worker.processors() for worker in workers]
+    return [1e6 * sum(client for client, _ in taken), 1e6 * taken[0][1]]
+
+
 def contest(rivals: dict[str, list[Worker]], rounds: int, count: int) -> dict[str, Any]:
-    """Let groups of workers write in turns; return what each writes a second, p50 and p99 in ms."""
+    """Let groups of workers write in turns; return what each writes a second, p50, p99 and CPU."""
     times, rates = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    spent = defaultdict[str, list[list[float]]](list)
     try:
         for workers in rivals.values():
             assert all(worker.hear() == "ready\n" for worker in workers)
         for turn in range(rounds + 1):
             for name, workers in rivals.items():
-                begun = time.perf_counter()
+                before, begun = _spent(workers), time.perf_counter()
                 for worker in workers:
                     worker.tell(str(count))
                 taken = [ms for worker in workers for ms in json.loads(worker.hear())]
+                seconds = time.perf_counter() - begun
                 if turn:  # the first warms up
-                    rates[name].append(len(taken) / (time.perf_counter() - begun))
+                    after = _spent(workers)
+                    each = [(b - a) / len(taken) for a, b in zip(before, after, strict=True)]
+                    spent[name].append(each)
+                    rates[name].append(len(taken) / seconds)
                     times[name] += taken
     finally:
         for workers in rivals.values():
@@ -181,6 +207,8 @@ def contest(rivals: dict[str, list[Worker]], rounds: int, count: int) -> dict[st
             "per_second": median(rates[name]),
             "p50_ms": median(times[name]),
             "p99_ms": sorted(times[name])[int(0.99 * (len(times[name]) - 1))],
+            "client_us": median(client for client, _ in spent[name]),
+            "server_us": median(server for _, server in spent[name]),
         }
         for name in rivals
     }
@@ -228,6 +256,7 @@ def _print(what: str, found: dict[str, Any]) -> None:
             f"{name:24} {told['per_second']:8.0f}/s  p50 {told['p50_ms']:7.3f} ms"
             f"  p99 {told['p99_ms']:7.3f} ms  p50 to bare {ratio:5.2f}"
             f"  p99 to bare p50 {told['p99_ms'] / found[BARE]['p50_ms']:5.2f}"
+            f"  CPU us: client {told['client_us']:4.0f} server {told['server_us']:4.0f}"
         )
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -15,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.clock_jumps import jump
 from faults.processes import piped
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.errors import (
+    DiskFullError,
     DuplicateStepError,
     SequenceConflictError,
     StepsError,
@@ -502,3 +507,87 @@ class TestSideBySide:
         save_pending(store)
         assert len(store.find(EVERYTHING, limit=9)) == 4
         assert store.verify() == []
+
+
+class TestMachines:
+    """What goes wrong where machines meet: clocks that disagree, a disk that is full."""
+
+    @FORKED
+    def test_clocks_that_disagree_change_no_order_and_lose_nothing(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        def write(name: str, pipe: int) -> None:
+            if name != "right":
+                jump(random.Random(name))  # each look at the clock is decades from the last
+            with closing(PostgresStepStore(postgres_address, durability="normal")) as own:
+                for n in range(25):
+                    key = f"{name} {n}"
+                    for session in ("all", name):
+                        own.commit(session, [said(f"{session} {key}")], [step(f"{session}: {key}")])
+            os.write(pipe, b"done\n")
+
+        names = ("right", "wrong", "other")
+        for process_id, pipe in [piped(lambda pipe, n=n: write(n, pipe)) for n in names]:
+            assert os.waitpid(process_id, 0)[1] == 0
+            os.close(pipe)
+        together = store.messages("all")
+        assert [one.sequence for one in together] == [*range(1, 76)]
+        for name in names:
+            own = [f"{name} {n}" for n in range(25)]
+            assert [one.id for one in store.messages(name)] == [f"{name} {each}" for each in own]
+            mine = [one.id for one in together if f" {name} " in one.id]
+            assert mine == [f"all {each}" for each in own]
+            pinned = [step_id for _, step_id in store.pinned_steps(name)]
+            assert pinned == [f"{name}: {each}" for each in own]
+        for session in ("b", "a"):  # written by a right clock, and last
+            store.commit(session, [said(session)])
+        assert [one.session_id for one in store.sessions(limit=2)] == ["a", "b"]
+        save_pending(store)
+        assert store.verify() == []
+
+    def test_a_full_disk_is_said_and_loses_nothing(
+        self, new_postgres_server: Callable[[], Any]
+    ) -> None:
+        server = new_postgres_server()
+        disk = Path(tempfile.mkdtemp(prefix="disk-"))
+        mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)]
+        if subprocess.run(mount, check=False, capture_output=True).returncode:
+            disk.rmdir()
+            pytest.skip("mounting a small disk takes root")
+        try:
+            shutil.chown(disk, server.system_user)
+            address = str(server.get_uri())
+            with psycopg.connect(address, autocommit=True) as connection:
+                connection.execute(f"CREATE TABLESPACE small LOCATION '{disk}'".encode())
+                connection.execute(b"CREATE DATABASE small TABLESPACE small")
+            address = address.replace("/postgres?", "/small?")
+            with closing(PostgresStepStore(address)) as store:
+                written = _written_until_full(store)
+                assert len(written) > 1
+                assert [one.id for one in store.messages("s")] == written
+                wider = ["mount", "-o", "remount,size=64m", str(disk)]
+                subprocess.run(wider, check=True)
+                store.commit("s", [said("later")], [step("later")], idempotency_key="later")
+                assert [one.id for one in store.messages("s")] == [*written, "later"]
+                assert len(store.find(EVERYTHING, limit=999)) == len(written) + 1
+                assert store.verify() == []
+        finally:
+            server.stop()
+            subprocess.run(["umount", str(disk)], check=True)
+            disk.rmdir()
+
+
+def _written_until_full(store: PostgresStepStore) -> list[str]:
+    """Commit messages with steps until the disk is full; return the ids that were acknowledged."""
+    written = list[str]()
+    while len(written) < 500:
+        name = str(len(written))
+        large = step(
+            f"step {name}", outputs={"result": random.Random(name).randbytes(60_000).hex()}
+        )
+        try:
+            store.commit("s", [said(name)], [large], idempotency_key=name)
+        except DiskFullError:
+            return written
+        written.append(name)
+    raise AssertionError("the disk is not full")
