@@ -75,6 +75,7 @@ class DatabaseIndex:
         self._store, self.there, self.dimension = store, there, dimension
         self.filters = RowFilter(store)
         self._frontier: Frontier | None = None
+        self._newest: dict[int, VectorRow] = {}
         self._graph = BackgroundWork(lambda: there.make_graph(dimension))
 
     def follow(self) -> None:
@@ -84,13 +85,15 @@ class DatabaseIndex:
             return
         now, then = frontier.position, self._frontier and self._frontier.position
         if then is None or now.epoch != then.epoch:
-            self.filters, then = RowFilter(self._store), now
+            self.filters, self._newest, then = RowFilter(self._store), {}, now
             self._graph.start()
         since = now._replace(tombstone=then.tombstone)
         removed = self._store.changes(since, limit=1).removed if since != now else []
         if now.branch != then.branch:
             self.filters.forget_scores()
         self.filters.follow([frontier.row, frontier.message_row], np.array(removed, np.int64))
+        gone = {*removed}
+        self._newest = {seq: v for seq, v in self._newest.items() if v.row not in gone}
         try:
             with self._store.waiting(PATIENCE_SECONDS):
                 self.there.keep_search_up()
@@ -109,6 +112,13 @@ class DatabaseIndex:
         unsaved = [text.row for text in held.texts.values() if text.text_hash == said]
         texts = np.concatenate((texts, np.array(unsaved, np.int64)))
         return distinct(texts if len(texts) else purposes)[::-1]
+
+    def newest_vectors(self, view: SearchView) -> Iterable[VectorRow]:
+        """Return the embeddings that the database does not search yet; read once, and held."""
+        through, fresh = view.newest_vectors(max(self._newest, default=0))
+        held = {seq: each for seq, each in self._newest.items() if seq > through}
+        self._newest = held | fresh
+        return self._newest.values()
 
     def best(
         self,
@@ -251,7 +261,7 @@ class _Candidates:
 
     def _newest(self, vector: FloatVector) -> Rows:
         """Return the nearest of the rows that `nearest` does not know of yet."""
-        newest = [*self.view.newest_vectors(), *self.held.vectors.values()]
+        newest = [*self.whole.newest_vectors(self.view), *self.held.vectors.values()]
         usable = [(each.row, each.vector) for each in newest if each.vector is not None]
         rows = np.array([row for row, _ in usable], np.int64)
         passing = self.passing(rows)

@@ -67,8 +67,15 @@ class SearchView(Protocol):
         """Return up to `limit` turns of some talks, by the hashes of these."""
         ...
 
-    def newest_vectors(self) -> list[VectorRow]:
-        """Return the few embeddings that `nearest` does not know of yet; ask `counts` first."""
+    def newest_vectors(self, after: int) -> tuple[int, dict[int, VectorRow]]:
+        """Return what `nearest` does not know of yet; ask `counts` first.
+
+        Args:
+            after: Up to which number embeddings are held already.
+
+        Returns:
+            The number up to which `nearest` knows them, and by their numbers those behind both.
+        """
         ...
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:

@@ -35,7 +35,10 @@ WIDEST = 4_000
 GRAPH_FROM = 20_000
 """Vectors from which an HNSW graph answers; fewer are all compared."""
 UNCOUNTED = 256
-"""Rows that may wait to be counted, and to stand among the near ones: a search looks at each."""
+"""Rows that may wait to be counted: a search reads each."""
+NOT_NEAR = 2_048
+"""Vectors that may wait to stand among the near ones; who searches holds them. One by one each
+would change some twenty pages of the graph."""
 
 _PAGE = 2_000
 _PAUSE_SECONDS = 0.1
@@ -58,8 +61,9 @@ _NEAR = """CREATE TABLE IF NOT EXISTS near (row BIGINT PRIMARY KEY, namespace IN
         REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION vectors_gone();
     SELECT isolate()"""
 # Without statistics: those of an index over an expression are samples of words, and outlive them.
+# New rows wait in a list of some 250: one by one each would change a page for each of its words.
 _WORDS = """CREATE INDEX CONCURRENTLY words_{n} ON {s}.step_text USING gin ({s}.stems(tokens))
-    WITH (fastupdate = off) WHERE namespace = {n}"""
+    WITH (gin_pending_list_limit = 512) WHERE namespace = {n}"""
 _INDEXES = {
     "words_{n}": _WORDS,
     "said_{n}": """CREATE INDEX CONCURRENTLY said_{n} ON {s}.step_text (text_hash)
@@ -157,9 +161,10 @@ class SearchTables(PostgresTables, DerivedTables):
 
     def keep_search_up(self) -> None:
         """Count, and make near, what came since, if that is much; a reader's chore."""
-        waiting = self._db.known(_WAITING, (UNCOUNTED, UNCOUNTED, self._namespace))
-        if self._db.writable and (waiting is None or UNCOUNTED in waiting):
-            self._fill()
+        waiting = self._db.known(_WAITING, (UNCOUNTED, NOT_NEAR, self._namespace))
+        texts, vectors = waiting or (UNCOUNTED, NOT_NEAR)
+        if self._db.writable and (texts == UNCOUNTED or vectors == NOT_NEAR):
+            self._fill(texts=texts == UNCOUNTED, vectors=vectors == NOT_NEAR)
 
     @contextmanager
     def search_view(self, dimension: int) -> Generator[DatabaseView]:
@@ -231,15 +236,15 @@ class SearchTables(PostgresTables, DerivedTables):
                     return
             time.sleep(_PAUSE_SECONDS)
 
-    def _fill(self) -> None:
+    def _fill(self, *, texts: bool = True, vectors: bool = True) -> None:
         """Count texts and copy vectors up to where the store stands, a page in each transaction."""
         newest, going_on = self.frontier().position, True
         while going_on:
             with self._db.writing(synced=False, beside=DERIVED) as connection:
                 connection.execute(_NEW_STATE, (self._namespace,))
                 state = connection.execute(_STATE + " FOR UPDATE", (self._namespace,)).fetchone()
-                counted = self._count_page(connection, state[0], newest.text)
-                copied = self._copy_page(connection, state[1], newest.vector)
+                counted = texts and self._count_page(connection, state[0], newest.text)
+                copied = vectors and self._copy_page(connection, state[1], newest.vector)
                 going_on = counted or copied
 
     def _count_page(self, connection: SpellingConnection, after: int, through: int) -> bool:

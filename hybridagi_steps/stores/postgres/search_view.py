@@ -35,7 +35,9 @@ SETTINGS = f"""SET LOCAL hnsw.ef_search = {_SEARCH_WIDTH};
 _TEXT = "t.checksum, t.row, t.parent_row, t.tokens, t.text_hash, t.purpose_hash, t.scoped"
 _VECTOR = "e.row, e.text_hash, e.given, e.vector, e.checksum, e.scoped"
 _TEXTS = f"SELECT {_TEXT} FROM step_text t WHERE t.namespace = {{n}} AND "  # noqa: S608 - ours
-_NEWEST = f"SELECT {_VECTOR} FROM embedding e WHERE namespace = {{n}} AND seq > %s ORDER BY seq"  # noqa: S608 - ours
+_NEWEST = (
+    f"SELECT seq, {_VECTOR} FROM embedding e WHERE namespace = {{n}} AND seq > %s ORDER BY seq"  # noqa: S608 - ours
+)
 _COUNTS = """SELECT s.texts_through, s.vectors_through, s.documents, s.words, s.own_words,
         (SELECT max(seq) FROM step_text WHERE namespace = {n}) > s.texts_through,
         (SELECT max(seq) FROM embedding WHERE namespace = {n}) > s.vectors_through,
@@ -84,14 +86,14 @@ class DatabaseView:
     ) -> None:
         self._raw = connection.raw
         self._named = {"n": namespace, "d": dimension, "schema": schema}
-        self._newer: int | None = None
+        self._vectors = 0, True
 
     def counts(self, stems: Sequence[str]) -> StemCounts:
         """Return how many documents there are and hold each stem, those not counted yet, too."""
         found = self._ask(_COUNTS, list(stems))
         state = found[0] if found else (0, 0, 0, 0, 0, True, True, None, None)
         through, vectors, documents, words, own_words, more, newer, known, counts = state
-        self._newer = vectors if newer else None
+        self._vectors = vectors, bool(newer)
         held = dict.fromkeys(stems, 0) | dict(zip(known or (), counts or (), strict=True))
         for (tokens,) in self._ask(_UNCOUNTED, through) if more else ():
             window, further, *_ = (*tokens.split("\n", 2), "")
@@ -150,10 +152,11 @@ class DatabaseView:
         asked = "talk(tokens) IS NOT NULL AND talk(tokens) = ANY(%s) LIMIT %s"
         return self._texts(asked, [str(each) for each in sessions], limit)
 
-    def newest_vectors(self) -> list[VectorRow]:
-        """Return the embeddings that `nearest` does not know of yet, as `counts` saw it."""
-        found = [] if self._newer is None else self._ask(_NEWEST, self._newer)
-        return [stored_vector(*row) for row in found]
+    def newest_vectors(self, after: int) -> tuple[int, dict[int, VectorRow]]:
+        """Return up to where `nearest` knows vectors, as `counts` saw it, and newer ones."""
+        through, newer = self._vectors
+        found = self._ask(_NEWEST, max(through, after)) if newer else []
+        return through, {seq: stored_vector(*row) for seq, *row in found}
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
         """Return the rows whose vectors point most alike, the nearest first, roughly."""
