@@ -5,7 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +22,16 @@ from hybridagi_steps.cli import main
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.search.database import database_index
 from hybridagi_steps.stores.postgres import search_tables
+from tests.benchmarks.corpus import made_steps
 
 WORD = "orchidaceous"
 SMALL: dict[str, Any] = {"embedder": "hashing", "memory_budget": "1KB"}
 """How a memory is opened whose index does not fit."""
+COPIED = {
+    "step_text": "namespace, parent_row, tokens, text_hash, purpose_hash, scoped",
+    "embedding": "namespace, model, dimension, text_hash, given, scoped, vector",
+}
+"""What an index is made of, by table."""
 Open = Callable[..., hs.StepMemory]
 
 
@@ -262,6 +272,81 @@ def test_a_large_memory_has_a_graph_of_near_vectors(
                 for query in QUERIES[:3]
             ]
         assert sum(map(len, same)) >= 0.95 * 3 * 5
+
+
+def test_a_graph_takes_its_time_and_is_made_alone_where_memory_is_not_shared(
+    postgres_server: Any, real_steps: list[hs.AgentStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_tables, "GRAPH_FROM", 50)
+    making = """DO $$ BEGIN
+        IF current_setting('statement_timeout') <> '0' THEN RAISE 'it is timed'; END IF;
+        IF current_setting('max_parallel_maintenance_workers') <> '0' THEN
+            RAISE 'could not resize shared memory' USING ERRCODE = 'disk_full'; END IF;
+        END $$"""
+    monkeypatch.setattr(search_tables, "_GRAPH", making)
+    address, namespace = str(postgres_server.get_uri()), uuid4().hex
+    with hs.StepMemory(address, namespace=namespace, **SMALL) as memory:
+        memory.add(real_steps[:60])
+        memory.search("flight")
+        store: Any = memory._store
+        assert store.make_graph(memory.embedder.dimension)
+        assert memory.search("flight")
+
+
+def test_new_vectors_wait_for_others_and_are_found_meanwhile(
+    open_pair: Callable[[], tuple[hs.StepMemory, hs.StepMemory]],
+    real_steps: list[hs.AgentStep],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_tables, "NOT_NEAR", 100)
+    held, there = open_pair()
+    store: Any = there._store
+
+    def alike() -> int:
+        for query in QUERIES:
+            asked: dict[str, Any] = {"mode": "dense", "k": 20}
+            held.search(query)
+            assert answers(there.search(query, **asked)) == answers(held.search(query, **asked))
+        assert in_database(there)
+        near = "SELECT count(*) FROM near WHERE namespace = ?"
+        return store._db.known(near, (store._namespace,))[0]
+
+    there.add(real_steps[:400])
+    assert alike() == 400
+    there.add(real_steps[400:490])
+    assert alike() == 400
+    there.delete([step.id for step in real_steps[350:450]])
+    assert alike() == 350
+    there.add(real_steps[490:560])
+    assert alike() == 460
+
+
+def test_a_process_takes_no_more_than_its_budget(postgres_address: str) -> None:
+    with hs.StepMemory(postgres_address, embedder="hashing") as memory:
+        memory.add([*made_steps(1_000)])
+        memory.flush()
+        store: Any = memory._store
+        with store._db.writing() as connection:
+            for table, columns in COPIED.items():
+                copy = f"""INSERT INTO {table} (row, {columns})
+                    SELECT row + 10000 * n, {columns} FROM {table}, generate_series(1, 29) n"""
+                connection.execute(copy)
+    command = [sys.executable, "-m", "tests.benchmarks.capacity_process", postgres_address]
+    command.append(str(os.getpid()))
+    taken = {
+        budget: json.loads(
+            subprocess.run(
+                [*command, budget],
+                check=True,
+                capture_output=True,
+                env={**os.environ, "HYBRIDAGI_STEPS_CACHE": "no"},
+            ).stdout.splitlines()[-1]
+        )["index_bytes"]
+        for budget in ("", "32MB", "128MB")
+    }
+    assert taken[""] > 32e6  # else it says nothing
+    assert taken["32MB"] <= 32e6
+    assert 32e6 < taken["128MB"] <= 128e6
 
 
 def test_without_pgvector_the_index_is_held_which_is_said_once(

@@ -200,21 +200,27 @@ class SearchTables(PostgresTables, DerivedTables):
         if self._made(raw, named) == {*named}:
             return False
         with self._only_maker():
-            if not self._db.lent:
+            if not self._db.lent:  # else they would stay with whatever connection was lent
                 raw.execute(_MEMORY, [memory // 1024])
+                raw.execute(b"SET statement_timeout TO 0")
             try:
                 made = self._made(raw, named)
                 for name, sql in named.items():
                     if name in made:
                         continue
-                    raw.execute(f"DROP INDEX IF EXISTS {SCHEMA}.{name}".encode())
-                    raw.execute(sql.format(n=self._namespace, s=SCHEMA).encode())
+                    create = sql.format(n=self._namespace, s=SCHEMA)
+                    try:
+                        _make(raw, name, create)
+                    except psycopg.errors.DiskFull:  # of what processes share, as in a container
+                        if self._db.lent:
+                            raise
+                        raw.execute(b"SET max_parallel_maintenance_workers TO 0")
+                        _make(raw, name, create)
                     if name in {each.format(n=self._namespace) for each in _EXPRESSIONS}:
                         alter = f"ALTER INDEX {SCHEMA}.{name} ALTER 1 SET STATISTICS 0"
                         raw.execute(alter.encode())
             finally:
-                if not self._db.lent:
-                    raw.execute(b"RESET maintenance_work_mem")
+                raw.close()  # with its settings
         return True
 
     def _made(self, raw: Raw, named: Iterable[str]) -> set[str]:
@@ -280,6 +286,12 @@ class SearchTables(PostgresTables, DerivedTables):
             SELECT r, {self._namespace}, s, CAST(v AS {self._vector_schema}.halfvec)
             FROM unnest(%s::BIGINT[], %s::BOOLEAN[], %s::TEXT[]) AS u (r, s, v)"""  # noqa: S608 - ours
         raw.execute(insert.encode(), [[row[at] for row in rows] for at in range(3)])
+
+
+def _make(raw: Raw, name: str, sql: str) -> None:
+    """Make an index in place of one whose making was interrupted."""
+    raw.execute(f"DROP INDEX IF EXISTS {SCHEMA}.{name}".encode())
+    raw.execute(sql.encode())
 
 
 def _copy_near(raw: Raw, namespace: int, vectors: Iterable[VectorRow]) -> None:
