@@ -30,7 +30,8 @@ _SEARCH_WIDTH = 400
 # as old as its statistics.
 SETTINGS = f"""SET LOCAL hnsw.ef_search = {_SEARCH_WIDTH};
     SET LOCAL hnsw.iterative_scan = relaxed_order;
-    SET LOCAL jit = off; SET LOCAL enable_seqscan = off;
+    SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0;
+    SET LOCAL enable_seqscan = off;
     SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"""
 _TEXT = "t.checksum, t.row, t.parent_row, t.tokens, t.text_hash, t.purpose_hash, t.scoped"
 _VECTOR = "e.row, e.text_hash, e.given, e.vector, e.checksum, e.scoped"
