@@ -80,7 +80,7 @@ def once(options: argparse.Namespace) -> dict[str, Any]:
                 before = time.perf_counter()
                 hits = memory.search(query, k=10, where=where or None)
                 each["ms"].append((time.perf_counter() - before) * 1e3)
-                each["ids"].append([hit.step.id.int for hit in hits])
+                each["ids"].append([str(hit.step.id) for hit in hits])
                 each["scores"].append(sum(hit.score for hit in hits))
             each["cpu"] = (time.process_time() - cpu) * 1e3 / len(asked)
             each["server"] = (cpu_of_server(options.server) - theirs) * 1e3 / len(asked)

@@ -16,7 +16,6 @@ from itertools import combinations
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
 from hybridagi_steps.errors import StorageBusyError
 from hybridagi_steps.protocols import IndexedStore
@@ -32,14 +31,11 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
     distinct,
 )
-from hybridagi_steps.search.bm25 import inverse_frequency
-from hybridagi_steps.search.database.partial_index import PartialIndex, Passing
+from hybridagi_steps.search.database.partial_index import PartialIndex, Passing, window_scores
 from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
-from hybridagi_steps.search.forward_index import Places, bm25
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
-from hybridagi_steps.search.posting_blocks import FURTHER
 from hybridagi_steps.search.ranking import (
     POOL,
     RankedRow,
@@ -225,7 +221,8 @@ class _Candidates:
             rows, words = self._holding(text.terms, counts)
             rows, first = np.unique(rows, return_index=True)
             scores = window_scores(words, counts, text.terms)[first]
-            rows, scores = (each[self.passing(rows)] for each in (rows, scores))
+            passing = self.passing(rows)
+            rows, scores = rows[passing], scores[passing]
             found.append(rows[np.lexsort((rows, -scores))[: self._kept]])
         if text.vector is not None:
             found.append(self._nearest(text.vector))
@@ -340,7 +337,7 @@ def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
     return StemCounts(documents, words, own_words, holding)
 
 
-def levels(terms: Sequence[str], rare: int) -> list[list[Sequence[str]]]:
+def levels(terms: Sequence[str], rare: int) -> list[Sequence[Sequence[str]]]:
     """Return which terms rows are to hold together, those first that tell most of a row.
 
     Args:
@@ -350,48 +347,6 @@ def levels(terms: Sequence[str], rare: int) -> list[list[Sequence[str]]]:
     some = terms[rare : rare + TOGETHER]
     several = [[*combinations(some, count)] for count in range(len(some), 0, -1)]
     return [level for level in ([[term] for term in terms[:rare]], *several) if level]
-
-
-def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return the BM25 score of words as they are stored, without making an index of them.
-
-    Args:
-        words: Of rows, between U+0001, as `SearchView.holding` gives them.
-        counts: Of all rows.
-        terms: What is asked.
-    """
-    data = np.frombuffer(f"{words}\x01".encode(), np.uint8)
-    (ends,), (lines,) = ((data == byte).nonzero() for byte in (1, ord("\n")))
-    begins, lines = np.append(0, ends[:-1] + 1), np.append(lines, len(data))
-    first = np.searchsorted(lines, begins)
-    window = np.minimum(lines[first], ends)
-    last = np.minimum(lines[np.minimum(first + 1, len(lines) - 1)], ends)
-    edges = np.flatnonzero(np.diff(data > ord(" "), prepend=False))
-    words_from, sizes = edges[::2], edges[1::2] - edges[::2]
-    lengths = np.searchsorted(words_from, window) - np.searchsorted(words_from, begins)
-    at, term = _found(data, words_from, sizes, [each.encode() for each in terms])
-    row = np.searchsorted(ends, at)
-    inside, near = at < window[row], at < last[row]
-    cell, shape = row * len(terms) + term, (len(ends), len(terms))
-    held = np.bincount(cell[inside], minlength=len(ends) * len(terms)).reshape(shape)
-    further = np.bincount(cell[near & ~inside], minlength=held.size).reshape(shape) > 0
-    documents = max(counts.documents, 1)
-    holding = np.array([counts.holding[term] for term in terms])
-    weights = inverse_frequency(documents, np.minimum(holding, documents))
-    of_windows = bm25(held.astype(np.float64), lengths, weights, counts.words / documents)
-    return of_windows + FURTHER * (further @ weights)
-
-
-def _found(
-    data: npt.NDArray[np.uint8], begins: Places, sizes: Places, terms: Sequence[bytes]
-) -> tuple[Places, Places]:
-    """Return where words are that are one of some terms, and which."""
-    found, kinds = [begins[:0]], sizes * 256 + data[begins]
-    for term in terms:
-        places = begins[kinds == len(term) * 256 + term[0]]
-        letters = data[places[:, None] + np.arange(len(term))]
-        found.append(places[(letters == np.frombuffer(term, np.uint8)).all(axis=1)])
-    return np.concatenate(found), np.repeat(np.arange(len(terms)), [len(f) for f in found[1:]])
 
 
 def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import Rows, StemCounts, TextRow, VectorRow
-from hybridagi_steps.search.bm25 import LexicalIndex, Statistics
+from hybridagi_steps.search.bm25 import LexicalIndex, Statistics, inverse_frequency
+from hybridagi_steps.search.forward_index import Places, bm25
+from hybridagi_steps.search.posting_blocks import FURTHER
 from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.step_index import Shard
@@ -113,3 +115,45 @@ class PartialIndex:
             if usable:
                 rows = np.array([each.row for each in usable], np.int64)
                 shard.vectors.add(rows, np.stack([np.asarray(each.vector) for each in usable]))
+
+
+def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the BM25 score of words as they are stored, without making an index of them.
+
+    Args:
+        words: Of rows, between U+0001, as `SearchView.holding` gives them.
+        counts: Of all rows.
+        terms: What is asked.
+    """
+    data = np.frombuffer(f"{words}\x01".encode(), np.uint8)
+    (ends,), (lines,) = ((data == byte).nonzero() for byte in (1, ord("\n")))
+    begins, lines = np.append(0, ends[:-1] + 1), np.append(lines, len(data))
+    first = np.searchsorted(lines, begins)
+    window = np.minimum(lines[first], ends)
+    last = np.minimum(lines[np.minimum(first + 1, len(lines) - 1)], ends)
+    edges = np.flatnonzero(np.diff(data > ord(" "), prepend=False))
+    words_from, sizes = edges[::2], edges[1::2] - edges[::2]
+    lengths = np.searchsorted(words_from, window) - np.searchsorted(words_from, begins)
+    at, term = _found(data, words_from, sizes, [each.encode() for each in terms])
+    row = np.searchsorted(ends, at)
+    inside, near = at < window[row], at < last[row]
+    cell, shape = row * len(terms) + term, (len(ends), len(terms))
+    held = np.bincount(cell[inside], minlength=len(ends) * len(terms)).reshape(shape)
+    further = np.bincount(cell[near & ~inside], minlength=held.size).reshape(shape) > 0
+    documents = max(counts.documents, 1)
+    holding = np.array([counts.holding[term] for term in terms])
+    weights = inverse_frequency(documents, np.minimum(holding, documents))
+    of_windows = bm25(held.astype(np.float64), lengths, weights, counts.words / documents)
+    return of_windows + FURTHER * (further @ weights)
+
+
+def _found(
+    data: npt.NDArray[np.uint8], begins: Places, sizes: Places, terms: Sequence[bytes]
+) -> tuple[Places, Places]:
+    """Return where words are that are one of some terms, and which."""
+    found, kinds = [begins[:0]], sizes * 256 + data[begins]
+    for term in terms:
+        places = begins[kinds == len(term) * 256 + term[0]]
+        letters = data[places[:, None] + np.arange(len(term))]
+        found.append(places[(letters == np.frombuffer(term, np.uint8)).all(axis=1)])
+    return np.concatenate(found), np.repeat(np.arange(len(terms)), [len(f) for f in found[1:]])
