@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import UnknownSessionError
-from hybridagi_steps.outside_files import QueuedRun, queues_of_runs
+from hybridagi_steps.outside_files import QueuedRun, queue_of_jobs, queues_of_runs
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -93,7 +93,7 @@ def is_stored(store: StoreBackend, where: StepFilter) -> bool:
 def erase_all(store: StoreBackend, namespace: str, address: str) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
     plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
-    queues = queues_of_runs(namespace)
+    queues = {*queues_of_runs(namespace), queue_of_jobs(namespace)}
     unreached = erase_outside(store, plans, lambda run: run.queue in queues, address)
     store.clear()
     return Erased(0, unreached)

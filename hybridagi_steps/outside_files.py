@@ -46,6 +46,11 @@ def queues_of_runs(namespace: str) -> tuple[str, str]:
     return f"session-runs:{namespace}", f"ready-session-runs:{namespace}"
 
 
+def queue_of_jobs(namespace: str) -> str:
+    """Return the name of a memory's queue of bulk jobs."""
+    return f"bulk-jobs:{namespace}"
+
+
 def make_private(path: Path) -> None:
     """Create a file that is not there yet, so that its owner alone can read it.
 

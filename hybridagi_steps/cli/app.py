@@ -21,6 +21,7 @@ COMMANDS = {
     "stats": "maintenance:stats",
     "verify": "maintenance:verify",
     "reembed": "maintenance:reembed",
+    "jobs": "maintenance:jobs",
     "vacuum": "maintenance:vacuum",
     "copy": "maintenance:copy",
     "backup": "maintenance:backup",

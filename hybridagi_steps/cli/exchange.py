@@ -10,10 +10,12 @@ import typer
 from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
+    Background,
     Db,
     Namespace,
     Redact,
     existing,
+    handed_out,
     named,
     opened,
     with_filter,
@@ -53,6 +55,7 @@ def import_steps(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit code 1 when a record was skipped.")
     ] = False,
+    background: Background = False,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
     redact: Redact = None,
@@ -64,6 +67,11 @@ def import_steps(
     from hybridagi_steps.exchange import check_file, import_file
 
     check_file(file)  # what cannot be read must not leave an empty memory behind
+    if background:
+        how = {"format": format_name, "session_id": session, "user_id": user}
+        with opened(db, namespace) as memory:
+            handed_out(memory, "import", path=str(file.resolve()), **how)
+        return
     with opened(db, namespace, redact) as memory, render.progress("importing") as watch:
         report = import_file(
             memory, file, format=format_name, session_id=session, user_id=user, progress=watch

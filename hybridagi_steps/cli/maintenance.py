@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +12,12 @@ import typer
 from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
+    Background,
     Db,
     Namespace,
     check_file,
     existing,
+    handed_out,
     named,
     with_filter,
 )
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.store_values import Erased
 
 _MOST_NAMED = 5
+_WATCH_SECONDS = 0.5
 
 
 def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
@@ -68,16 +72,57 @@ def reembed(
         str,
         typer.Argument(help="auto, wordllama, hashing, or sentence-transformers with its model."),
     ] = "auto",
+    background: Background = False,
     db: Db = DEFAULT_DB,
     namespace: Namespace = "default",
 ) -> None:
     """Embed every step anew, with this embedder."""
     from hybridagi_steps.cli import render
 
+    if background:
+        with existing(db, namespace) as memory:
+            handed_out(memory, "reembed", embedder=embedder)
+        return
     with existing(db, namespace) as memory, render.progress("embedding") as watch:
         memory.reembed(embedder, watch)
         after = memory.stats()
     typer.echo(f"{after['steps']:,} steps embedded with {after['embedder']}.")
+
+
+def jobs(
+    cancel: Annotated[
+        str | None, typer.Option("--cancel", help="Stop this job after its batch.", metavar="ID")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="Let this job go on.", metavar="ID")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Until none waits or runs.")] = False,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """List long work that was handed out, with how far it is; stop it, or let it go on."""
+    from rich.live import Live
+
+    from hybridagi_steps.cli import render
+    from hybridagi_steps.durable.session_runs import DurableRunner
+
+    with existing(db, namespace) as memory, DurableRunner(memory=memory) as durable:
+        for asked, do in ((cancel, durable.jobs.cancel), (resume, durable.jobs.resume)):
+            if asked is not None and not do(asked):
+                was = durable.jobs.get(asked).status
+                raise typer.BadParameter(f"job {asked} is {was}: nothing changed.")
+        found = durable.jobs.list()
+        if as_json:
+            render.print_json([asdict(job) for job in found])
+            return
+        if not watch:
+            render.console().print(render.jobs_table(found))
+            return
+        with Live(render.jobs_table(found), console=render.console()) as shown:
+            while any(job.status in ("waiting", "running") for job in found):
+                time.sleep(_WATCH_SECONDS)
+                shown.update(render.jobs_table(found := durable.jobs.list()))
 
 
 def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:

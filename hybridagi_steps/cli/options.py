@@ -58,6 +58,10 @@ MemoryBudget = Annotated[
         metavar="256MB",
     ),
 ]
+Background = Annotated[
+    bool,
+    typer.Option("--background", help="Hand it to a `worker` of this memory; see `jobs`."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -108,6 +112,15 @@ def opened(
     from hybridagi_steps.server.program_loading import load_redact
 
     return StepMemory(db, namespace=namespace, redact=load_redact(redact), **how)
+
+
+def handed_out(memory: StepMemory, kind: str, **arguments: object) -> None:
+    """Hand a bulk job out, and say how it is called."""
+    from hybridagi_steps.durable.session_runs import DurableRunner
+
+    with DurableRunner(memory=memory) as durable:
+        job_id = durable.jobs.submit(kind, **arguments)
+    typer.echo(f"{job_id}: `hybridagi-steps worker` does it, `hybridagi-steps jobs` shows it.")
 
 
 def named(db: str) -> str:

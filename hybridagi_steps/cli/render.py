@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from hybridagi_steps.display import terminal
 from hybridagi_steps.display.terminal import plain, styled, table
 
 if TYPE_CHECKING:
+    from hybridagi_steps.durable.bulk_jobs import BulkJob
     from hybridagi_steps.records.agent_step import AgentStep
     from hybridagi_steps.records.filters import StepHit
     from hybridagi_steps.records.prompts import LMCall
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "console",
     "hits_table",
+    "jobs_table",
     "plain",
     "print_json",
     "progress",
@@ -75,6 +78,17 @@ def step_page(
 def step_data(step: AgentStep) -> dict[str, Any]:
     """Return a step as JSON data, without its vector."""
     return step.model_dump(mode="json", exclude={"vector"})
+
+
+def jobs_table(jobs: Iterable[BulkJob]) -> Table:
+    """Return bulk jobs as a table, with a bar each."""
+    shown = table("job", "kind", "", "done", right=("done",))
+    for job in jobs:
+        bar = ProgressBar(max(job.total, 1), job.done, width=24)
+        status = job.status if job.error is None else f"failed: {job.error}"
+        done = f"{job.done:,} of {job.total:,}" if job.total else ""
+        shown.add_row(job.id, plain(job.kind), Group(plain(status), bar), done)
+    return shown
 
 
 class PipeConsole(Console):

@@ -268,8 +268,13 @@ def _check_installed(*modules: str, what: str, extra: str) -> None:
 
 def worker(
     program: Annotated[
-        str, typer.Option("--program", help="The program to run.", metavar="MODULE:NAME")
-    ],
+        str | None,
+        typer.Option("--program", help="What to run; else only jobs.", metavar="MODULE:NAME"),
+    ] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option("--jobs", help="Kinds of jobs, by name in a dict.", metavar="MODULE:NAME"),
+    ] = None,
     db: Db = DEFAULT_DB,
     queue: Annotated[
         str | None,
@@ -288,17 +293,19 @@ def worker(
     namespace: Namespace = "default",
     redact: Redact = None,
 ) -> None:
-    """Carry out runs from a queue, also those that a killed worker left; stop with Ctrl-C."""
+    """Carry out runs and jobs, also those that a killed worker left; stop with Ctrl-C."""
     from hybridagi_steps.durable.session_runs import DurableRunner
-    from hybridagi_steps.server.program_loading import load_runner
+    from hybridagi_steps.server.program_loading import load_jobs, load_runner
 
     stop = threading.Event()
-    with (
-        opened(db, namespace, redact) as memory,
-        DurableRunner(load_runner(program, memory), database=queue) as durable,
-    ):
+    with ExitStack() as stack:
+        memory = stack.enter_context(opened(db, namespace, redact))
+        runner = None if program is None else load_runner(program, memory)
+        kinds = None if jobs is None else load_jobs(jobs)
+        durable = stack.enter_context(DurableRunner(runner, memory, database=queue, jobs=kinds))
         _stop_on_signal(stop)
-        typer.echo(f"worker: {program} takes runs from {durable.database}; stop with Ctrl-C.")
+        takes = "takes jobs" if program is None else f"{program} takes runs"
+        typer.echo(f"worker: {takes} from {durable.database}; stop with Ctrl-C.")
         ended = durable.run_worker(
             stop, at_once=at_once, max_runs_per_user=max_runs_per_user, grace_seconds=grace
         )

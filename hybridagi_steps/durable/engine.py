@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -247,7 +247,7 @@ class Engine:
         self,
         worker: Worker,
         *,
-        at_once: int,
+        at_once: Mapping[str, int],
         poll_seconds: float,
         serves: bool = True,
         worker_id: str | None = None,
@@ -257,7 +257,7 @@ class Engine:
 
         Args:
             worker: Does the work that is taken.
-            at_once: Most work at a time in this process.
+            at_once: Of each queue that is served, how much at a time in this process.
             poll_seconds: How often the queue is looked at.
             serves: Whether work is taken from the queue, or only handed out.
             worker_id: This worker's name; by default the first that nobody living holds.
@@ -268,11 +268,10 @@ class Engine:
             stack.enter_context(only_engine(worker))
             # Before DBOS is launched, which may take work at once.
             client = self.database.client(self.queue)
-            client.register_queue(
-                self.queue,
-                worker_concurrency=at_once,
-                polling_interval_sec=poll_seconds,
-            )
+            for queue, most in at_once.items():
+                client.register_queue(
+                    queue, worker_concurrency=most, polling_interval_sec=poll_seconds
+                )
             client.destroy()
             file = self.database.file
             self._names = LeasedNames(self.database.address) if file is None else FileNames(file)
@@ -281,7 +280,7 @@ class Engine:
             self._take_name(worker_id)
             undo.callback(DBOS.destroy)
             DBOS(config=self._config(poll_seconds))
-            DBOS.listen_queues([self.queue] if serves else [])
+            DBOS.listen_queues([*at_once] if serves else [])
             DBOS.launch()
             undo.pop_all()
             self._stack = stack.pop_all()

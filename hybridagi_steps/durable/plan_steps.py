@@ -173,7 +173,7 @@ class DurableQueue:
         engine = Engine(self.database, QUEUE, FORMAT_VERSION, "plan-worker-")
         engine.start(
             worker,
-            at_once=worker.at_once,
+            at_once={QUEUE: worker.at_once},
             poll_seconds=self.poll_seconds,
             serves=self.serves,
             worker_id=self.worker_id,

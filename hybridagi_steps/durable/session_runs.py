@@ -25,6 +25,7 @@ from uuid import NAMESPACE_URL, uuid5
 import orjson
 
 from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.durable.bulk_jobs import BulkJobs, JobKind
 from hybridagi_steps.durable.engine import Engine, QueueDatabase, check_installed
 from hybridagi_steps.durable.session_worker import (
     CANCEL,
@@ -83,6 +84,10 @@ class DurableRunner:
         database: The queue's SQLite file or PostgreSQL address; by default beside the memory's file
             with `.runs`, or in the memory's own database.
         poll_seconds: How often queue and runs are looked at.
+        jobs: Kinds of bulk jobs that its worker knows beside `import` and `reembed`, by name.
+
+    Attributes:
+        jobs: Hands out bulk jobs, lists and stops them.
 
     Raises:
         MissingExtraError: The extra `durable` is not installed.
@@ -100,6 +105,7 @@ class DurableRunner:
         *,
         database: str | os.PathLike[str] | None = None,
         poll_seconds: float = 0.1,
+        jobs: Mapping[str, JobKind] | None = None,
     ) -> None:
         check_installed()
         if isinstance(program, StepRunner):
@@ -123,6 +129,7 @@ class DurableRunner:
             waiting, _ = queues_of_runs(self.memory.namespace)
             self._client = self._queue_database.client(waiting)
             self._scheduler = RunScheduler(self._queue_database, self.memory.namespace)
+            self.jobs = BulkJobs(self.memory, self._client, jobs)
             self.memory.note_queue(str(self.database))
         except BaseException:
             if self._opened is not None:
@@ -239,7 +246,9 @@ class DurableRunner:
         max_runs_per_user: int | None = None,
         grace_seconds: float = 10.0,
     ) -> bool:
-        """Take runs from the queue until told to stop: what a worker process does.
+        """Take runs and bulk jobs from the queue until told to stop: what a worker process does.
+
+        Without a program it takes jobs alone.
 
         Runs that a dead worker had begun are taken up, too, by any worker of the same queue and
         machine. Killing a worker does no harm.
@@ -255,15 +264,13 @@ class DurableRunner:
             Whether all runs have ended.
 
         Raises:
-            InvalidSettingError: No program, or this process is a worker already.
+            InvalidSettingError: This process is a worker already.
         """
-        if self.runner is None:
-            raise InvalidSettingError("a worker needs a program: DurableRunner(program, memory).")
         if max_runs_per_user is not None:
             whole_number("max_runs_per_user", max_runs_per_user, 1)
         ready = self._scheduler.ready
         engine = Engine(self._queue_database, ready, FORMAT_VERSION, "session-worker-")
-        worker = SessionWorker(self.runner, self._client, engine, self._scheduler)
+        worker = SessionWorker(self.runner, self.jobs, self._client, engine, self._scheduler)
         stop = stop or threading.Event()
         return worker.serve(stop, at_once, max_runs_per_user, self._poll, grace_seconds)
 

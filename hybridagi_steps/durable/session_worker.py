@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.durable.bulk_jobs import BulkJobs
 from hybridagi_steps.durable.engine import DBOS, Engine, QueueDatabase, QueueTables, workflow
 from hybridagi_steps.errors import (
     DuplicateStepError,
@@ -111,7 +112,11 @@ class RunScheduler:
     def __init__(self, database: QueueDatabase, namespace: str) -> None:
         self.waiting, self.ready = queues_of_runs(namespace)
         self._tables = QueueTables(database, self.waiting)
-        self._names = {"waiting": self.waiting, "ready": self.ready, "class_size": _CLASS}
+        self._names: dict[str, Any] = {
+            "waiting": self.waiting,
+            "ready": self.ready,
+            "class_size": _CLASS,
+        }
         self.close = self._tables.close
 
     def priority(self, priority: int, session_id: str) -> int:
@@ -133,7 +138,7 @@ class RunScheduler:
             at_once: Most runs at a time of that worker.
             per_user: Most runs in flight of one user, on all workers.
         """
-        how = {"worker": worker, "at_once": at_once, "per_user": per_user or sys.maxsize}
+        how: Any = {"worker": worker, "at_once": at_once, "per_user": per_user or sys.maxsize}
         self._tables.ask(_RELEASE, lock=True, **self._names, **how)
 
 
@@ -169,9 +174,14 @@ class SessionWorker:
     """Carries out runs that a queue hands out."""
 
     def __init__(
-        self, runner: StepRunner, client: DBOSClient, engine: Engine, scheduler: RunScheduler
+        self,
+        runner: StepRunner | None,
+        jobs: BulkJobs,
+        client: DBOSClient,
+        engine: Engine,
+        scheduler: RunScheduler,
     ) -> None:
-        self._runner, self._client, self._engine = runner, client, engine
+        self._given, self._jobs, self._client, self._engine = runner, jobs, client, engine
         self._scheduler = scheduler
         self._active: dict[str, str] = {}
         # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
@@ -190,16 +200,19 @@ class SessionWorker:
         thread = threading.Thread(target=self._turn_over, daemon=True)
         thread.start()
         try:
+            runs = {} if self._given is None else {self._scheduler.ready: at_once}
             self._engine.start(
                 self,
-                at_once=at_once,
+                at_once={**runs, self._jobs.queue: 1},
                 poll_seconds=poll_seconds,
                 look=self._stop_cancelled,
             )
             try:
                 while not stop.wait(poll_seconds):
-                    self._release(at_once, per_user)
+                    if runs:
+                        self._release(at_once, per_user)
             finally:
+                self._jobs.stopping.set()
                 self._engine.stop(grace_seconds)
                 # A run that did not end in time still goes on: the name says that it is not dead.
                 if not self._active:
@@ -218,9 +231,24 @@ class SessionWorker:
 
     async def do(self, work: str) -> str:
         """Do a run on the worker's own loop; what waits for it may be cancelled, it is not."""
-        run_id, order = str(DBOS.workflow_id), Order(**orjson.loads(work))
+        run_id, asked = str(DBOS.workflow_id), orjson.loads(work)
+        if "kind" in asked:
+            self._active[run_id] = ""
+            return await asyncio.to_thread(self._job_done, run_id, asked)
+        order = Order(**asked)
         future = asyncio.run_coroutine_threadsafe(self._done(run_id, order), self._loop)
         return await asyncio.shield(asyncio.wrap_future(future))
+
+    def _job_done(self, job_id: str, asked: dict[str, Any]) -> str:
+        try:
+            return self._jobs.do(job_id, asked)
+        finally:
+            del self._active[job_id]
+
+    @property
+    def _runner(self) -> StepRunner:
+        assert self._given is not None  # noqa: S101 - else it takes no runs
+        return self._given
 
     def _turn_over(self) -> None:
         self._loop.run_forever()

@@ -77,6 +77,14 @@ def load_redact(name: str) -> Redact:
     return cast("Redact", found)
 
 
+def load_jobs(name: str) -> dict[str, Any]:
+    """Return the kinds of bulk jobs, by name, that `package.module:name` names."""
+    found = _load("--jobs", name)
+    if not isinstance(found, dict):
+        raise InvalidSettingError(f"--jobs {name} is no dict of functions by name.")
+    return cast("dict[str, Any]", found)
+
+
 def _load(option: str, name: str) -> object:
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:

@@ -329,8 +329,6 @@ def test_what_cannot_be_handed_out_is_refused(done: Done) -> None:
         asyncio.run(done.durable.result("no such run"))
     with pytest.raises(InvalidSettingError, match="JSON"):
         asyncio.run(done.durable.submit("chat", "Hello", inputs={"made": object()}))
-    with pytest.raises(InvalidSettingError, match="needs a program"):
-        done.durable.run_worker()
     with StepMemory(":memory:", embedder="hashing") as memory:
         with pytest.raises(InvalidSettingError, match="in a file"):
             DurableRunner(memory=memory)

@@ -134,4 +134,4 @@ def test_what_is_no_priority_is_refused(tmp_path: Path, priority: Any) -> None:
         with pytest.raises(InvalidSettingError, match="priority"):
             asyncio.run(durable.submit("s", "hello", priority=priority))
         with pytest.raises(InvalidSettingError, match="max_runs_per_user"):
-            DurableRunner(lambda m: "x", memory).run_worker(max_runs_per_user=0)
+            DurableRunner(Echo(), memory).run_worker(max_runs_per_user=0)
