@@ -36,7 +36,7 @@ if TYPE_CHECKING or find_spec("dbos"):
     from sqlalchemy import URL, create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 
-    from hybridagi_steps.stores.postgres.work_tables import schema_of_queue
+    from hybridagi_steps.stores.postgres.work_tables import isolate, schema_of_queue
 else:  # said when a queue is opened, not when this module is loaded
     DBOS, Serializer = None, object
 
@@ -175,6 +175,8 @@ class QueueDatabase(NamedTuple):
                 make_private(self.file)
             schema = self.schema(queue)
             DBOS.migrate(self.url, schema=schema)
+            if self.file is None:
+                isolate(self.address)
             return DBOSClient(
                 system_database_url=self.url,
                 dbos_system_schema=schema,

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from hybridagi_steps.errors import InvalidSettingError, UnsupportedAddressError
 from hybridagi_steps.stores.address import is_server, shown_address
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
+from hybridagi_steps.stores.postgres.work_tables import isolate
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
 Rights = Literal["reader", "writer", "server"]
@@ -56,6 +57,7 @@ def grant(address: str, role: str, rights: Rights | None, *, namespace: str = "d
                 connection.execute(_EXPEL, (role, namespace))
             else:
                 connection.execute(_ADMIT, (role, namespace, rights))
+        isolate(address)
     finally:
         database.close()
 

@@ -15,9 +15,16 @@ import psycopg
 from psycopg import sql
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
-from hybridagi_steps.outside_files import RUN_COLUMNS, QueuedRun, handed_out
+from hybridagi_steps.outside_files import (
+    RUN_COLUMNS,
+    QueuedRun,
+    handed_out,
+    queue_of_jobs,
+    queues_of_runs,
+)
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
+from hybridagi_steps.stores.postgres.schema import SCHEMA
 
 Raw = psycopg.Connection[Any]
 
@@ -28,6 +35,9 @@ _CONNECT_SECONDS = 10
 _BUSY_SECONDS = 30
 _PAUSE_SECONDS = 0.05
 _LOCK = 0x48535457
+_QUEUES = ", ".join(
+    f"'{name.removesuffix(':')}'" for name in (*queues_of_runs(""), queue_of_jobs(""))
+)
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 _CREATE = f"""BEGIN;
     SELECT pg_advisory_xact_lock({_LOCK});
@@ -46,6 +56,51 @@ _CREATE = f"""BEGIN;
         id UUID PRIMARY KEY, namespace TEXT NOT NULL, run_id TEXT NOT NULL, asked JSONB NOT NULL,
         answer JSONB, asked_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp());
     COMMIT"""
+_ISOLATE = f"""DO $$
+DECLARE
+    mine CONSTANT TEXT := 'IN (SELECT n.name FROM {SCHEMA}.access a
+        JOIN {SCHEMA}.namespace n ON n.id = a.namespace WHERE a.role = current_user)';
+    queue CONSTANT TEXT := $of$coalesce(queue_name, attributes ->> 'queue', '')$of$;
+    t RECORD;
+    condition TEXT;
+BEGIN
+    PERFORM pg_advisory_xact_lock({_LOCK});
+    PERFORM set_config('search_path', '{WORK_SCHEMA}', true);
+    IF to_regclass('{SCHEMA}.access') IS NULL OR NOT coalesce((SELECT pg_has_role(nspowner, 'USAGE')
+        FROM pg_catalog.pg_namespace WHERE nspname = current_schema()), false) THEN RETURN; END IF;
+    FOR t IN SELECT c.relname AS name, EXISTS (
+                SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
+                AND a.attname = 'namespace') AS has_namespace,
+            (SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
+                AND a.attname IN ('workflow_uuid', 'destination_uuid')) AS run
+        FROM pg_catalog.pg_class c WHERE c.relnamespace = current_schema()::regnamespace
+            AND c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE') AND NOT c.relrowsecurity
+    LOOP
+        condition := CASE WHEN t.has_namespace THEN format('namespace %s', mine)
+            WHEN t.name = 'workflow_status' THEN
+                format($of$split_part(%1$s, ':', 1) NOT IN ({_QUEUES})
+                    OR substr(%1$s, strpos(%1$s, ':') + 1) %2$s$of$, queue, mine)
+            WHEN t.run IS NOT NULL THEN format('EXISTS (
+                SELECT FROM workflow_status s WHERE s.workflow_uuid = %I.%I)', t.name, t.run)
+            END;
+        CONTINUE WHEN condition IS NULL;
+        EXECUTE format('CREATE POLICY mine ON %I USING (%s) WITH CHECK (%s)', t.name,
+            condition, CASE WHEN t.run IS NULL OR t.name = 'workflow_status' THEN condition
+                ELSE 'true' END);
+        EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t.name);
+    END LOOP;
+    FOR t IN SELECT role AS name FROM {SCHEMA}.access WHERE rights <> 'reader'
+        AND to_regrole(quote_ident(role)) IS NOT NULL GROUP BY role
+    LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), t.name);
+        EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %I TO %I',
+            current_schema(), t.name);
+        EXECUTE format('GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA %I TO %I',
+            current_schema(), t.name);
+    END LOOP;
+END $$"""  # noqa: S608 - our own names
+"""Lets a role that `access` binds see the work of its namespaces. Roles get the rights that DBOS
+needs; what only says how a database is set up, or who lives, all of them see."""
 _TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
@@ -76,7 +131,7 @@ def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
 
 
 def prepare(raw: Raw, conninfo: str) -> None:
-    """Create the schema where it is not.
+    """Create the schema where it is not; as its owner, isolate namespaces in it.
 
     Raises:
         ReadOnlyStorageError: That takes the right to create it, once.
@@ -84,6 +139,7 @@ def prepare(raw: Raw, conninfo: str) -> None:
     try:
         if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.run_request",)).fetchone() != (True,):
             raw.execute(_CREATE.encode())
+        raw.execute(_ISOLATE.encode())
     except psycopg.errors.InsufficientPrivilege as error:
         raise ReadOnlyStorageError(
             f"{shown_address(conninfo)} has no schema {WORK_SCHEMA} for what is in progress, and "
@@ -105,6 +161,12 @@ def schema_of_queue(conninfo: str, queue: str) -> str:
                 return _EARLIER_SCHEMA
         prepare(raw, conninfo)
     return WORK_SCHEMA
+
+
+def isolate(conninfo: str) -> None:
+    """Bind roles to the work of their namespaces in a schema that is there, as its owner."""
+    with connected(conninfo) as raw:
+        raw.execute(_ISOLATE.encode())
 
 
 def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:

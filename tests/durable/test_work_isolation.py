@@ -1,0 +1,105 @@
+"""Work in PostgreSQL belongs to its namespace: a bound role does its own, and sees no other's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dbos", reason="needs the extra `durable`")
+psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+
+from stores.test_postgres_roles import Roles  # noqa: E402
+
+from hybridagi_steps import StepMemory, StepRunner  # noqa: E402
+from hybridagi_steps.durable.session_runs import DurableRunner  # noqa: E402
+from hybridagi_steps.errors import UnknownRunError  # noqa: E402
+from hybridagi_steps.stores.postgres.live_runs import LiveRuns  # noqa: E402
+from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+TABLES = f"SELECT tablename FROM pg_tables WHERE schemaname = '{WORK_SCHEMA}'"
+SHARED = {
+    *("presence", "queues", "application_versions", "dbos_migrations", "workflow_schedules"),
+}
+"""What says how the database is set up, and who lives: every role that works sees it."""
+
+
+@pytest.fixture
+def roles(new_postgres_database: Callable[[], str]) -> Iterator[Roles]:
+    """Roles of a new database."""
+    made = Roles(new_postgres_database())
+    yield made
+    made.drop()
+
+
+def rows(address: str, statement: str) -> list[Any]:
+    """What a role sees."""
+    with psycopg.connect(address, autocommit=True) as raw:
+        return raw.execute(statement.encode()).fetchall()
+
+
+async def echo(messages: list[dict[str, Any]]) -> str:
+    """Say it back."""
+    return f"said {messages[-1]['content']}"
+
+
+def worked(address: str, namespace: str, file: Path) -> tuple[str, str]:
+    """Hand out a run and a job, and do both; return their ids."""
+    with (
+        StepMemory(address, namespace=namespace, embedder="hashing") as memory,
+        DurableRunner(StepRunner(echo, memory), poll_seconds=0.05) as durable,
+    ):
+        stop = threading.Event()
+        run = asyncio.run(durable.submit("s", f"a secret of {namespace}"))
+        job = durable.jobs.submit("import", path=str(file))
+        worker = threading.Thread(target=durable.run_worker, args=(stop,))
+        worker.start()
+        assert asyncio.run(durable.result(run)).text == f"said a secret of {namespace}"
+        while durable.jobs.get(job).status in ("waiting", "running"):
+            assert not stop.wait(0.05)
+        assert durable.jobs.get(job).status == "completed", durable.jobs.get(job)
+        stop.set()
+        worker.join()
+    return run, job
+
+
+def test_a_bound_role_works_and_sees_its_own_alone(roles: Roles, tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
+    file.write_text('{"step_type": "Action", "inputs": {"purpose": "p"}}\n')
+    one = roles.granted("server", "one")
+    worked(roles.owner, "one", file)  # makes the schema
+    two = roles.granted("server", "two")
+    done = {one: worked(one, "one", file), two: worked(two, "two", file)}
+    live = LiveRuns(two, "two")
+    live.begin("live", "s", "ann")
+    live.tell("live", 1, "m")
+    live.ask("live", cancel=True)
+    for table in {name for (name,) in rows(roles.owner, TABLES)} - SHARED:
+        seen = {each: rows(each, f"SELECT * FROM {WORK_SCHEMA}.{table}") for each in (one, two)}
+        everything = rows(roles.owner, f"SELECT * FROM {WORK_SCHEMA}.{table}")
+        assert not [row for row in seen[one] if row in seen[two]], table
+        assert "of two" not in str(seen[one]), table
+        if table in ("live_run", "run_event", "run_request", "workflow_status"):
+            assert seen[two]
+            assert len(everything) == len(seen[one]) + len(seen[two])
+    changed = f"UPDATE {WORK_SCHEMA}.workflow_status SET status = 'CANCELLED' RETURNING 1"
+    assert len(rows(one, changed)) < len(rows(roles.owner, changed))
+    with (
+        StepMemory(one, namespace="one", embedder="hashing") as memory,
+        DurableRunner(memory=memory) as durable,
+    ):
+        run, job = done[two]
+        with pytest.raises(UnknownRunError):
+            asyncio.run(durable.result(run))
+        with pytest.raises(UnknownRunError):
+            durable.jobs.get(job)
+        assert job not in [each.id for each in durable.jobs.list()]
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        rows(one, f"INSERT INTO {WORK_SCHEMA}.live_run VALUES ('two', 'r', 'h') RETURNING 1")
+    live.close()
