@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.running.hooks import RunHook
     from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, ToolRequest
     from hybridagi_steps.running.loop_guard import LoopGuard
+    from hybridagi_steps.running.pending_calls import UserQuestions
     from hybridagi_steps.running.runner import StepRunner, edit_from_sequence, retry_from_sequence
     from hybridagi_steps.running.stopping import RunVetoed
     from hybridagi_steps.running.stored_consents import ConsentRules
@@ -185,6 +186,7 @@ __all__ = [
     "StepsXMLAdapter",
     "ToolRequest",
     "UserProfiles",
+    "UserQuestions",
     "WithExperience",
     "Workspace",
     "active_run_ids",
@@ -292,6 +294,7 @@ _HOMES: dict[str, str | None] = {
     "StepsXMLAdapter": "programs.adapters",
     "ToolRequest": "running.limits",
     "UserProfiles": "context.sources",
+    "UserQuestions": "running.pending_calls",
     "WithExperience": "optimize.with_experience",
     "Workspace": "workspace.workspace",
     "active_run_ids": "recording",

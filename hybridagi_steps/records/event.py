@@ -33,6 +33,7 @@ class StepEventType(StrEnum):
     ERROR = "error"
     TOOL_AUTH_REQUIRED = "tool_auth_required"
     TOOL_AUTH_DENIED = "tool_auth_denied"
+    INPUT_REQUIRED = "input_required"
     METRICS_SNAPSHOT = "metrics_snapshot"
 
 

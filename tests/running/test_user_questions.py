@@ -1,0 +1,193 @@
+"""What a run asks a person waits in the memory: any process answers, a killed one loses none."""
+
+# DSPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from agent_programs import chain, say
+from runner_cases import SyncAgent, messages, thought
+
+from hybridagi_steps import AgentSession, StepMemory, StepRunner, UserQuestions, retry_from_sequence
+from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError, UnknownStepError
+from hybridagi_steps.graph.interpreter import GraphInterpreter
+from hybridagi_steps.programs import Action
+from hybridagi_steps.programs.tools import AskUser, Speak
+from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.running.pending_calls import UserQuestion
+from hybridagi_steps.testing import ScriptedLM, request_text
+
+SESSION = AgentSession("trip", "ann")
+
+
+def model() -> ScriptedLM:
+    """A model that asks once, then repeats what it heard."""
+
+    def reply(request: Any) -> Any:
+        text = request_text(request)
+        if "next_tool_name" not in text:
+            return {
+                "reasoning": "r",
+                "answer": "by train" if "by train" in str(request) else "unheard",
+            }
+        done = text.count("## observation_") + sum(m.role == "tool" for m in request.messages[-2:])
+        return thought("enough", "finish") if done else thought("on", "ask_user", question="How?")
+
+    return ScriptedLM(reply)
+
+
+def runner(memory: StepMemory, *, in_thread: bool = False) -> StepRunner:
+    """An agent that asks its user."""
+    tools = [UserQuestions(memory, poll_seconds=0.02).ask_user]
+    agent: Any = SyncAgent(tools) if in_thread else dspy.ReAct("question -> answer", tools=tools)
+    agent.set_lm(model())
+    return StepRunner(agent, memory)
+
+
+def waited_for(found: Callable[[], Any]) -> Any:
+    """Wait until something is found."""
+    give_up = time.monotonic() + 30
+    while not (what := found()):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    return what
+
+
+def answer_elsewhere(place: str, answered: list[UserQuestion]) -> None:
+    """Do what another server does."""
+    with StepMemory(place, embedder="hashing") as memory:
+        questions = UserQuestions(memory)
+        [asked] = waited_for(lambda: questions.open(session_id="trip"))
+        with pytest.raises(UnknownStepError):
+            questions.answer(asked.id, "by plane", user_id="bob")
+        questions.answer(asked.id, "by train", user_id="ann")
+        with pytest.raises(SequenceConflictError):
+            questions.answer(asked.id, "by plane")
+        assert questions.open() == []
+        answered.append(asked)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("place", ["file", pytest.param("postgres", marks=pytest.mark.slow)])
+def test_a_question_is_answered_by_whoever_has_the_memory(
+    tmp_path: Path, request: pytest.FixtureRequest, in_thread: bool, place: str
+) -> None:
+    server = place == "postgres"
+    address = request.getfixturevalue("postgres_address") if server else str(tmp_path / "s.db")
+    answered: list[UserQuestion] = []
+    elsewhere = threading.Thread(target=answer_elsewhere, args=(address, answered))
+
+    async def asked(running: StepRunner) -> list[Any]:
+        return [event async for event in running.run_stream(SESSION, "Book my trip")]
+
+    with StepMemory(address, embedder="hashing") as memory:
+        elsewhere.start()
+        events = asyncio.run(asked(runner(memory, in_thread=in_thread)))
+        elsewhere.join()
+        assert events[-1].type == StepEventType.RUN_COMPLETED
+        [told] = [e.data for e in events if e.type == StepEventType.INPUT_REQUIRED]
+        assert told == {"question_id": answered[0].id, "question": "How?"}
+        assert (answered[0].text, answered[0].user_id) == ("How?", "ann")
+        said = [step.content for step in messages(memory, "trip")]
+        assert said[-2:] == ["by train", "by train"]
+        # Neither is experience: no search finds them.
+        assert all(hit.step.scope is None for hit in memory.search("by train"))
+
+
+def wait_for_user(place: str) -> None:
+    """What a process does that is killed while it waits."""
+    with StepMemory(place, embedder="hashing") as memory:
+        asyncio.run(runner(memory).run(SESSION, "Book my trip"))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_question_outlives_its_process(tmp_path: Path, before: bool) -> None:
+    place = str(tmp_path / "steps.db")
+    child = multiprocessing.get_context("spawn").Process(target=wait_for_user, args=(place,))
+    child.start()
+    with StepMemory(place, embedder="hashing") as memory:
+        questions = UserQuestions(memory)
+        [asked] = waited_for(questions.open)
+        os.kill(child.pid or 0, signal.SIGKILL)
+        child.join()
+
+        async def resumed() -> None:
+            taken_up = asyncio.ensure_future(collect(runner(memory).resume(SESSION)))
+            if not before:
+                await asyncio.sleep(0.2)  # it waits again, or will
+                assert questions.open() == [asked]
+                questions.answer(asked.id, "by train")
+            assert (await taken_up)[-1].type == StepEventType.RUN_COMPLETED
+
+        if before:
+            questions.answer(asked.id, "by train")
+        asyncio.run(resumed())
+        said = [step.content for step in messages(memory, "trip")]
+        assert said[-2:] == ["by train", "by train"]
+        assert said.count("Book my trip") == 1
+        assert len(list(memory.iter_steps({"scope": "user_question"}))) == 2
+        # Who makes the turn again is asked again.
+        again = retry_from_sequence("trip", 1, memory.repository(), runner(memory))
+        answers: list[UserQuestion] = []
+        elsewhere = threading.Thread(target=answer_elsewhere, args=(place, answers))
+        elsewhere.start()
+        asyncio.run(collect(again))
+        elsewhere.join()
+        assert answers[0].id != asked.id
+        assert memory.purge({"user_id": "ann"})
+        assert list(memory.iter_steps({"scope": "*"})) == []
+
+
+async def collect(events: Any) -> list[Any]:
+    """Read a stream."""
+    return [event async for event in events]
+
+
+def test_a_run_that_is_stopped_waits_no_more(tmp_path: Path) -> None:
+    async def stopped(running: StepRunner, questions: UserQuestions) -> list[Any]:
+        reading = asyncio.ensure_future(collect(running.run_stream(SESSION, "Book my trip")))
+        while not questions.open():
+            await asyncio.sleep(0.02)
+        [run_id] = running.active_runs()
+        assert await running.cancel(run_id)
+        return await reading
+
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        questions = UserQuestions(memory)
+        events = asyncio.run(stopped(runner(memory), questions))
+        assert events[-1].type == StepEventType.RUN_CANCELLED
+        with pytest.raises(InvalidSettingError, match="a text"):
+            questions.answer(questions.open()[0].id, None)
+        with pytest.raises(InvalidSettingError, match="StepRunner"):
+            questions.ask_user("nobody waits")
+
+
+def test_a_node_of_a_graph_program_asks_so(tmp_path: Path) -> None:
+    place = str(tmp_path / "steps.db")
+    answered: list[UserQuestion] = []
+    elsewhere = threading.Thread(target=answer_elsewhere, args=(place, answered))
+    with StepMemory(place, embedder="hashing") as memory:
+        asks = AskUser(UserQuestions(memory, poll_seconds=0.02).ask_user)
+        node = Action("ask", "AskUser", "Ask", "How?", disable_inference=True)
+        agent = GraphInterpreter(chain(node, say("Well.")), [asks, Speak()])
+        elsewhere.start()
+        result = asyncio.run(StepRunner(agent, memory).run(SESSION, "Book my trip"))
+        elsewhere.join()
+        assert result.status == "completed"
+        [heard] = memory.find({"tools": ["AskUser"]}).steps
+        assert heard.result == "by train"
+    assert answered[0].text == "How?"
