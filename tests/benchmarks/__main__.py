@@ -38,6 +38,7 @@ _QUESTIONS = {
     "walks": "How many files and calls of the package one thing enters.",
     "copying": "What copying a memory costs, from files and PostgreSQL to either.",
     "capacity": "What a step costs a database, and a year of many namespaces takes of many.",
+    "postgres_peers": "What steps take on one PostgreSQL server, beside others that use it.",
     "install": "What `pip install .` brings, how heavy it is, and which dependency brings it.",
     "readme": "Measure everything and write the numbers into README and documentation here.",
 }

