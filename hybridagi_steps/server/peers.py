@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,8 @@ class Peers:
         self._memory, self._most_bytes = memory, most_bytes
         self._followed: dict[str, LiveRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._untold: deque[Callable[[], None]] = deque()
+        self._telling = asyncio.Lock()
 
     def begin(self, runner: StepRunner | None) -> None:
         """Show that this server lives, and answer what others ask, until it is closed."""
@@ -67,14 +71,16 @@ class Peers:
     async def note(self, run: LiveRun, event: StepEvent) -> None:
         """Note an event that can be told again, before anybody is told it."""
         is_end = event.type in FINAL_EVENTS
+        if event.number == 1:
+            begin = partial(self.runs.begin, run.run_id, run.session_id, run.user_id)
+            self._untold.append(begin)
+        if is_end or event.snapshot is not None:
+            step_id = None if is_end else event.step_id
+            self._untold.append(partial(self.runs.tell, run.run_id, event.number or 0, step_id))
         try:
-            if event.number == 1:
-                await in_thread(partial(self.runs.begin, run.run_id, run.session_id, run.user_id))
-            if is_end or event.snapshot is not None:
-                step_id = None if is_end else event.step_id
-                await in_thread(partial(self.runs.tell, run.run_id, event.number or 0, step_id))
-        except StorageError as error:  # the run goes on; at other servers it seems cut off
-            log.warning("other servers cannot be told of run %s: %s", run.run_id, error)
+            await self._tell()
+        except StorageError as error:  # the run goes on, and others are told of it later
+            log.warning("other servers cannot be told of run %s for now: %s", run.run_id, error)
 
     async def follow(self, run_id: str) -> LiveRun | None:
         """Return a run of another server, in flight or over for a while, as far as it was told."""
@@ -118,6 +124,13 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _tell(self) -> None:
+        """Tell others what they are not told yet, in order; it may be told twice."""
+        async with self._telling:
+            while self._untold:
+                await in_thread(self._untold[0])
+                self._untold.popleft()
+
     async def _follow(self, run: LiveRun) -> None:
         """Tell the readers of a run elsewhere what is new, until it is over or purged."""
         try:
@@ -144,6 +157,7 @@ class Peers:
             try:
                 if look % _RENEW_LOOKS == 0:
                     await in_thread(self.runs.renew)
+                await self._tell()
                 if look % _SWEEP_LOOKS == 0:
                     await in_thread(self.runs.sweep)
                 for request_id, run_id, asked in await in_thread(self.runs.requests):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,12 @@ import httpx
 import psycopg
 from server_cases import FINAL, Event, ServerProcess, events_of, problem, read
 
+from hybridagi_steps import StepMemory
+from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.server.peers import Peers
+from hybridagi_steps.server.sse import LiveRun
+from hybridagi_steps.stores.postgres.live_runs import LiveRuns
 from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA
 
 pytestmark = pytest.mark.slow
@@ -105,6 +113,21 @@ def servers(tmp_path: Path, postgres_address: str) -> Iterator[Servers]:
         process.client.close()
         process.running.kill()
         process.running.communicate()
+
+
+@contextmanager
+def away(address: str) -> Generator[None]:
+    """Take a database away and bring it back."""
+    name = address.partition("?")[0].rpartition("/")[2]
+    with psycopg.connect(address.replace(f"/{name}", "/postgres"), autocommit=True) as raw:
+        raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+        try:
+            raw.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+            )
+            yield
+        finally:
+            raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
 
 
 class Reader:
@@ -311,15 +334,8 @@ def test_a_server_that_drains_or_has_lost_its_database_is_not_ready(
     assert 'hybridagi_steps_memory_info{namespace="default"} 1.0' in (
         server.client.get("/metrics").text
     )
-    name = postgres_address.partition("?")[0].rpartition("/")[2]
-    others = postgres_address.replace(f"/{name}", "/postgres")
-    with psycopg.connect(others, autocommit=True) as raw:
-        raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
-        raw.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
-        )
+    with away(postgres_address):
         assert ready() == 503
-        raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
     wait_for(lambda: ready() == 200, "the database again")
 
     servers.hold("eight 2")
@@ -332,3 +348,33 @@ def test_a_server_that_drains_or_has_lost_its_database_is_not_ready(
     servers.let_go("eight 2")
     assert reader.end()[-1].kind == "run_completed"
     assert server.running.wait(30) == 0
+
+
+def test_what_others_were_not_told_in_an_outage_they_are_told_after_it(
+    postgres_address: str,
+) -> None:
+    started = StepEvent(type=StepEventType.RUN_STARTED, run_id="ten", number=1)
+    failed = StepEvent(type=StepEventType.RUN_FAILED, run_id="ten", number=2)
+
+    async def outage(memory: StepMemory, runs: LiveRuns, others: LiveRuns) -> None:
+        def seen() -> list[str]:
+            return others.elsewhere(StepFilter(session_id="ten"))
+
+        peers, run = Peers(memory, runs, 1_000), LiveRun("ten", "ten", 1_000)
+        await peers.note(run, started)
+        with away(postgres_address):
+            await peers.note(run, failed)
+        assert seen() == ["ten"]
+        peers.begin(None)
+        async with asyncio.timeout(PATIENCE):
+            while seen():
+                await asyncio.sleep(0.02)
+        found = others.find("ten")
+        assert found is not None
+        assert found.numbers == {None: 2}
+        await peers.close()
+
+    with StepMemory(postgres_address) as memory:
+        runs, others = (LiveRuns(postgres_address, memory.namespace) for _ in range(2))
+        asyncio.run(outage(memory, runs, others))
+        others.close()
