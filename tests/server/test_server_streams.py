@@ -303,6 +303,14 @@ def stream(served: Served, path: str, body: Any) -> list[Event]:
         return list(events_of(streamed.iter_bytes()))
 
 
+def chat_with(served: Served, body: object, key: str) -> list[Event]:
+    """Chat with an idempotency key and read the run to its end."""
+    asked: Any = {"json": body, "headers": {"Idempotency-Key": key}}
+    with served.client.stream("POST", "/chat/stream/v2", **asked) as streamed:
+        assert streamed.status_code == 200, streamed.read()
+        return list(events_of(streamed.iter_bytes()))
+
+
 class TestIdempotency:
     def test_the_same_key_gives_the_same_run(self, memory: StepMemory) -> None:
         with serving(memory, echo) as served:
@@ -415,10 +423,17 @@ class TestIdempotency:
                 runs += [event.data["run_id"] for event in events_of(iter([reading.content]))][:1]
         assert runs[0] == runs[1]
 
-    def test_a_key_with_another_message_is_409(self, memory: StepMemory) -> None:
+    @pytest.mark.parametrize("session", [{"session_id": "talk"}, {}])
+    def test_a_key_with_another_message_is_409(
+        self, memory: StepMemory, session: dict[str, str]
+    ) -> None:
         with serving(memory, echo) as served:
-            served.chat("talk", "Hello", **{"Idempotency-Key": "k1"})
-            body = {"session_id": "talk", "message": "Other"}
+            body, runs = {**session, "message": "Hello"}, []
+            for key in ("k1", "k1", "k2"):
+                [first, *_] = chat_with(served, body, key)
+                runs.append(first.data["run_id"])
+            assert runs[0] == runs[1] != runs[2]
+            body["message"] = "Other"
             headers = {"Idempotency-Key": "k1"}
             problem(served.client.post("/chat/stream/v2", json=body, headers=headers), 409)
 

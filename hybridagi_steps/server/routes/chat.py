@@ -65,9 +65,11 @@ async def chat(
     runner = shared.hub.runner
     shared.slots.check()
     user_id, any_user = caller.acts_as(asked.user_id), caller.only_user is None
-    session = AgentSession(asked.session_id or str(new_id()), user_id, as_any_user=any_user)
-    if asked.session_id is not None:
-        await in_thread(partial(shared.check_new, caller, asked.session_id))
+    key = idempotency_key  # without a session it names one, too: what is sent again goes there
+    new = str(new_id()) if key is None else message_id_of("", key, user_id)
+    session = AgentSession(asked.session_id or new, user_id, as_any_user=any_user)
+    if session.session_id != new or key is not None:
+        await in_thread(partial(shared.check_new, caller, session.session_id))
     if idempotency_key is not None:
         run = await _keyed_run(shared, session, asked.message, idempotency_key)
     else:
