@@ -328,7 +328,7 @@ class Cancelled(Answer):
 class ConsentAsked(Asked):
     """The answer to a TOOL_AUTH_REQUIRED event."""
 
-    call_id: str
+    call_id: str = Field(pattern=r"^[^\x00]*$")  # which no database's JSON can hold
     allowed: bool
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 import httpx
 import psycopg
-from server_cases import FINAL, Event, ServerProcess, events_of, problem, read
+from server_cases import FINAL, Event, ServerProcess, echo, events_of, problem, read, serving
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.records.event import StepEvent, StepEventType
@@ -378,3 +378,31 @@ def test_what_others_were_not_told_in_an_outage_they_are_told_after_it(
         runs, others = (LiveRuns(postgres_address, memory.namespace) for _ in range(2))
         asyncio.run(outage(memory, runs, others))
         others.close()
+
+
+def test_an_id_that_postgresql_cannot_hold_is_answered_as_by_a_file(
+    postgres_address: str, tmp_path: Path
+) -> None:
+    chat = {"session_id": "a\0", "message": "x"}
+    completion = {"session_id": "b\0", "messages": [{"role": "user", "content": "x"}]}
+    asked: list[tuple[str, str, Any]] = [
+        ("POST", "/sessions/a%00/resume", None),
+        ("POST", "/sessions/a%00/retry", {"sequence": 1}),
+        ("GET", "/runs/a%00/events", None),
+        ("POST", "/runs/a%00/cancel", None),
+        ("POST", "/runs/a/consent", {"call_id": "x\0", "allowed": True}),
+        ("POST", "/chat/stream/v2", chat),
+        ("POST", "/v1/chat/completions", {"model": "echo", **completion}),
+        ("POST", "/purge", {"where": {"session_id": "a\0"}}),
+        ("POST", "/purge", {"where": {"user_id": "a\0"}}),
+    ]
+
+    def statuses(address: str) -> list[int]:
+        with StepMemory(address) as memory, serving(memory, echo) as served:
+            answers = [served.client.request(how, path, json=body) for how, path, body in asked]
+        return [answer.status_code for answer in answers]
+
+    elsewhere = LiveRuns(postgres_address, "default")
+    elsewhere.begin("other", "other", None)  # so that others are asked
+    assert statuses(postgres_address) == statuses(str(tmp_path / "steps.db"))
+    elsewhere.close()

@@ -25,6 +25,7 @@ from hybridagi_steps.outside_files import (
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.schema import SCHEMA
+from hybridagi_steps.stores.postgres.spelling import teach
 
 Raw = psycopg.Connection[Any]
 
@@ -119,6 +120,7 @@ def connected(conninfo: str) -> Raw:
     try:
         raw: Raw = psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
         raw.prepare_threshold = None
+        teach(raw)
         return raw
     except psycopg.Error as error:
         name = shown_address(conninfo)
