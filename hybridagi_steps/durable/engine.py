@@ -182,6 +182,7 @@ class QueueDatabase(NamedTuple):
                 dbos_system_schema=schema,
                 serializer=JsonSerializer(),
                 application_name=APPLICATION,
+                retry_connection_errors=False,  # without end, and to be cancelled by nobody
             )
 
 

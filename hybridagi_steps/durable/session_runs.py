@@ -13,13 +13,14 @@ looks at them; session_worker.py carries them out.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import orjson
@@ -39,6 +40,7 @@ from hybridagi_steps.durable.session_worker import (
 from hybridagi_steps.errors import (
     InvalidSettingError,
     SequenceConflictError,
+    StorageError,
     UnknownRunError,
 )
 from hybridagi_steps.memory import StepMemory
@@ -60,6 +62,10 @@ from hybridagi_steps.validation import admitted_messages, whole_number
 if TYPE_CHECKING:
     from dbos import WorkflowStatus
 
+T = TypeVar("T")
+_log = logging.getLogger("hybridagi_steps")
+
+_OUTAGE_SECONDS = 5.0
 _FINAL = {
     "completed": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
@@ -162,6 +168,7 @@ class DurableRunner:
             NotAllowedError: The session is another's than the user whom it names.
             InvalidStepError: A name that no session, user or key has, or a message over 8 MiB.
             SequenceConflictError: The key handed out something else.
+            StorageError: The queue's database cannot be reached; with a key it is safe to repeat.
             InvalidSettingError: What is asked cannot be written as JSON, or no such priority.
         """
         order = order_of(session, message, inputs, self.memory.redact)
@@ -171,7 +178,7 @@ class DurableRunner:
             check_names(order.session_id, [], str(idempotency_key))
             of_user = "" if order.user_id is None else f"\n{order.user_id}"
             run_id = str(uuid5(NAMESPACE_URL, f"{order.session_id}\n{idempotency_key}{of_user}"))
-        await in_thread(partial(self._enqueue, run_id, order, text, priority))
+        await self._ask(partial(self._enqueue, run_id, order, text, priority))
         if idempotency_key is not None and (await self._standing(run_id)).order != order:
             raise SequenceConflictError(
                 f"key {idempotency_key!r} has handed out another message of session "
@@ -185,7 +192,7 @@ class DurableRunner:
         Raises:
             UnknownRunError: No such run.
         """
-        while (standing := await self._standing(run_id)).ending is None:
+        while (standing := await self._reached(run_id)).ending is None:
             await asyncio.sleep(self._poll)
         turn = await self._turn(run_id, standing)
         answers = [step for step in turn if step.is_assistant_step()]
@@ -202,7 +209,7 @@ class DurableRunner:
         """
         number, ended = 0, False
         while not ended:
-            standing = await self._standing(run_id)
+            standing = await self._reached(run_id)
             ending, session_id = standing.ending, standing.order.session_id
             turn = await self._turn(run_id, standing)
             events = [StepEvent(type=StepEventType.RUN_STARTED, run_id=run_id)]
@@ -231,11 +238,10 @@ class DurableRunner:
             return False
         # DBOS takes what is cancelled out of its queue; a purge must still know whose it is.
         said = {CANCEL: True, "queue": self._scheduler.waiting}
-        asked = partial(self._client.update_workflow_attributes, run_id, said)
-        await in_thread(asked)
-        [status] = await in_thread(partial(self._client.list_workflows, workflow_ids=[run_id]))
+        await self._ask(partial(self._client.update_workflow_attributes, run_id, said))
+        [status] = await self._ask(partial(self._client.list_workflows, workflow_ids=[run_id]))
         if status.status == "ENQUEUED":
-            await in_thread(partial(self._client.cancel_workflow, run_id))
+            await self._ask(partial(self._client.cancel_workflow, run_id))
         return True
 
     def run_worker(
@@ -270,7 +276,7 @@ class DurableRunner:
             whole_number("max_runs_per_user", max_runs_per_user, 1)
         ready = self._scheduler.ready
         engine = Engine(self._queue_database, ready, FORMAT_VERSION, "session-worker-")
-        worker = SessionWorker(self.runner, self.jobs, self._client, engine, self._scheduler)
+        worker = SessionWorker(self.runner, self.jobs, engine, self._scheduler)
         stop = stop or threading.Event()
         return worker.serve(stop, at_once, max_runs_per_user, self._poll, grace_seconds)
 
@@ -308,12 +314,25 @@ class DurableRunner:
         self._client.enqueue(options, text)
 
     async def _standing(self, run_id: str) -> _Standing:
-        found = await in_thread(partial(self._client.list_workflows, workflow_ids=[run_id]))
+        found = await self._ask(partial(self._client.list_workflows, workflow_ids=[run_id]))
         if not found or found[0].name != WORKFLOW:
             raise UnknownRunError(run_id)
         status = found[0]
         order = Order(**orjson.loads(status.input["args"][0]))
         return _Standing(order, _ending(status))
+
+    async def _reached(self, run_id: str) -> _Standing:
+        """Return what the queue knows of a run, once it can be reached."""
+        while True:
+            try:
+                return await self._standing(run_id)
+            except StorageError as error:
+                _log.warning("run %s: its end is waited for on: %s", run_id, error)
+                await asyncio.sleep(_OUTAGE_SECONDS)
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        """Ask the queue, whose driver's errors are ours then."""
+        return await in_thread(self._queue_database.opening()(call))
 
     async def _turn(self, run_id: str, standing: _Standing) -> list[Step]:
         last = (standing.ending or {}).get("last_sequence")

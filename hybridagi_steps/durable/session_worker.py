@@ -16,7 +16,7 @@ import sys
 import threading
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -39,9 +39,6 @@ from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.streaming import shown_error
 from hybridagi_steps.validation import whole_number
-
-if TYPE_CHECKING:
-    from dbos import DBOSClient
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 FORMAT_VERSION = "1"
@@ -174,14 +171,9 @@ class SessionWorker:
     """Carries out runs that a queue hands out."""
 
     def __init__(
-        self,
-        runner: StepRunner | None,
-        jobs: BulkJobs,
-        client: DBOSClient,
-        engine: Engine,
-        scheduler: RunScheduler,
+        self, runner: StepRunner | None, jobs: BulkJobs, engine: Engine, scheduler: RunScheduler
     ) -> None:
-        self._given, self._jobs, self._client, self._engine = runner, jobs, client, engine
+        self._given, self._jobs, self._engine = runner, jobs, engine
         self._scheduler = scheduler
         self._active: dict[str, str] = {}
         # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
@@ -310,9 +302,7 @@ class SessionWorker:
 
     def _cancelled(self, run_ids: list[str]) -> list[str]:
         """Return those that some process has asked to cancel."""
-        found = self._client.list_workflows(
-            workflow_ids=run_ids, load_input=False, load_output=False
-        )
+        found = DBOS.list_workflows(workflow_ids=run_ids, load_input=False, load_output=False)
         asked = [each for each in found if CANCEL in (each.attributes or {})]
         return [each.workflow_id for each in asked]
 

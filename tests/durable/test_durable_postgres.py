@@ -25,6 +25,7 @@ from hybridagi_steps import StepMemory
 from hybridagi_steps.durable.engine import QueueDatabase
 from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.durable.session_runs import DurableRunner
+from hybridagi_steps.errors import StorageError
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.worker import Finished, Work
@@ -279,3 +280,32 @@ def test_an_address_of_several_hosts_is_the_same_to_both_drivers() -> None:
     _, options = dialect.create_connect_args(url)
     assert (options["host"], options["port"]) == ("a,b", "5432,6000")
     assert options["target_session_attrs"] == "read-write"
+
+
+def test_a_database_that_is_away_is_said_to_who_submits(postgres_address: str) -> None:
+    name = postgres_address.partition("?")[0].rpartition("/")[2]
+    others = postgres_address.replace(f"/{name}", "/postgres")
+    with (
+        StepMemory(postgres_address) as memory,
+        DurableRunner(memory=memory) as durable,
+        psycopg.connect(others, autocommit=True) as raw,
+    ):
+
+        async def outage() -> None:
+            run_id = await durable.submit("chat", "before", idempotency_key="k")
+            waiting = asyncio.create_task(durable.result(run_id))
+            raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+            raw.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+            )
+            for _ in range(2):
+                with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
+                    await asyncio.wait_for(durable.submit("chat", "now"), PATIENCE)
+                with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
+                    await asyncio.wait_for(durable.cancel(run_id), PATIENCE)
+            raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+            assert await durable.submit("chat", "before", idempotency_key="k") == run_id
+            assert await durable.cancel(run_id)
+            assert (await asyncio.wait_for(waiting, PATIENCE)).status == "cancelled"
+
+        asyncio.run(outage())
