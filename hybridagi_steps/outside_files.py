@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import quote
 
 try:
@@ -27,6 +27,12 @@ _BUSY_SECONDS = 30.0
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> '$.queue'), i.inputs
     FROM workflow_status s
     LEFT JOIN workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
+QUEUES = """SELECT queue_name, sum(CASE WHEN status IN ('ENQUEUED', 'DELAYED') THEN 1 ELSE 0 END),
+    sum(CASE status WHEN 'PENDING' THEN 1 ELSE 0 END),
+    sum(CASE WHEN status IN ('ERROR', 'MAX_RECOVERY_ATTEMPTS_EXCEEDED') THEN 1 ELSE 0 END),
+    min(CASE WHEN status IN ('ENQUEUED', 'DELAYED') THEN created_at END)
+    FROM {}workflow_status WHERE queue_name IS NOT NULL GROUP BY queue_name ORDER BY queue_name"""
+"""Of each queue its name, how many wait, go on and were given up, and since when (ms) one waits."""
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 RUN_COLUMNS = frozenset({"workflow_uuid", "destination_uuid"})
 """What the tables of a queue call the run that a row belongs to."""
@@ -86,6 +92,16 @@ def replacing(path: Path, *, sync: bool = True) -> Generator[BinaryIO]:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         raise
+
+
+def queues_of(path: Path) -> list[tuple[Any, ...]]:
+    """Return what `QUEUES` finds in the file of a queue; nothing where there is none."""
+    if not path.is_file():
+        return []
+    with closing(
+        sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
+    ) as queue:
+        return queue.execute(QUEUES.format("")).fetchall()
 
 
 def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:

@@ -1,8 +1,9 @@
 """Peers: the other servers on a PostgreSQL memory, whose runs this one follows, stops and answers.
 
-The table is the truth, looked at four times a second: nothing is lost with a notification. What is
-told of a run elsewhere is what is durable, its messages and its end, under the numbers that its own
-server told them with; so a reader goes on at any server from the last id that it has seen.
+The table is the truth; LISTEN/NOTIFY, on one connection for a server, only says when to look, and a
+look without it comes all the same, so nothing is lost with a notification. What is told of a run
+elsewhere is what is durable, its messages and its end, under the numbers that its own server told
+them with; so a reader goes on at any server from the last id that it has seen.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hybridagi_steps.server")
 
-_LOOK_SECONDS = 0.25
-_RENEW_LOOKS, _SWEEP_LOOKS = 4, 240
-"""After how many looks this server shows that it lives, and forgets what is over."""
+_LOOK_SECONDS, _LISTENING_SECONDS = 0.25, 2.0
+"""How often runs are looked at that nothing was heard of, without and with notifications."""
+_RENEW_SECONDS = 0.5
+"""How often this server shows that it lives; others give it twice that long."""
+_SWEEP_LOOKS = 120
+"""After how many of these it forgets what is over."""
+_ANSWER_SECONDS = 3.0
+"""How long a request waits for its answer."""
 _MOST_PIECES = 1_000_000
 """More events than lie between two messages."""
-_ANSWER_LOOKS = 12
-"""How many looks a request waits for its answer."""
+_READ_AT_ONCE = 4
+"""Runs whose messages are read at the same time."""
 
 
 class Peers:
@@ -52,13 +58,20 @@ class Peers:
         self.runs = runs
         self._memory, self._most_bytes = memory, most_bytes
         self._followed: dict[str, LiveRun] = {}
+        self._reading = asyncio.Semaphore(_READ_AT_ONCE)
+        self._news, self._requests = asyncio.Event(), asyncio.Event()
+        self._heard = {runs.REQUESTS: self._requests}
+        """What is set when something is notified."""
+        self._listening = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._untold: deque[Callable[[], None]] = deque()
         self._telling = asyncio.Lock()
 
     def begin(self, runner: StepRunner | None) -> None:
         """Show that this server lives, and answer what others ask, until it is closed."""
-        self._keep(self._serve(runner))
+        for work in (self._serve(runner), self._follow(), self._listen()):
+            task = asyncio.create_task(work)
+            self._tasks.add(task)
 
     async def close(self) -> None:
         """Be no server any more."""
@@ -84,19 +97,15 @@ class Peers:
 
     async def follow(self, run_id: str) -> LiveRun | None:
         """Return a run of another server, in flight or over for a while, as far as it was told."""
-        if (known := self._followed.get(run_id)) is not None:
-            return known
-        found = await in_thread(partial(self.runs.find, run_id))
-        if found is None:
-            return None
-        run = LiveRun(run_id, found.session_id, self._most_bytes)
-        run.user_id = found.user_id
-        if not found.in_flight:
-            await self._catch_up(run, found)
-            run.end()
-            return run
-        self._followed[run_id] = run
-        self._keep(self._follow(run))
+        if (run := self._followed.get(run_id)) is None:
+            found = await in_thread(partial(self.runs.find, run_id))
+            if found is None:
+                return None
+            run = LiveRun(run_id, found.session_id, self._most_bytes)
+            run.user_id = found.user_id
+            run = self._followed.setdefault(run_id, run)
+            self._heard[self.runs.mark_of(run_id)] = self._news
+            self._news.set()
         return run
 
     async def ask(self, run_id: str, **asked: Any) -> bool:
@@ -109,20 +118,18 @@ class Peers:
         if not await in_thread(partial(self.runs.elsewhere, StepFilter())):
             return False
         request_id = await in_thread(partial(self.runs.ask, run_id, **asked))
+        answered = self._heard[str(request_id)] = asyncio.Event()
         try:
-            for _ in range(_ANSWER_LOOKS):
-                await asyncio.sleep(_LOOK_SECONDS)
+            late = asyncio.get_running_loop().time() + _ANSWER_SECONDS
+            while asyncio.get_running_loop().time() < late:
+                await _set_within(answered, _LOOK_SECONDS)
                 answer = await in_thread(partial(self.runs.answer, request_id))
                 if answer is not None:
                     return bool(answer)
             return False
         finally:
+            del self._heard[str(request_id)]
             await in_thread(partial(self.runs.withdraw, request_id))
-
-    def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _tell(self) -> None:
         """Tell others what they are not told yet, in order; it may be told twice."""
@@ -131,32 +138,77 @@ class Peers:
                 await in_thread(self._untold[0])
                 self._untold.popleft()
 
-    async def _follow(self, run: LiveRun) -> None:
-        """Tell the readers of a run elsewhere what is new, until it is over or purged."""
-        try:
-            while found := await in_thread(partial(self.runs.find, run.run_id)):
-                await self._catch_up(run, found)
-                if not found.in_flight:
-                    break
-                await asyncio.sleep(_LOOK_SECONDS)
-        except StorageError as error:
-            log.warning("run %s cannot be followed any more: %s", run.run_id, error)
-        finally:
-            del self._followed[run.run_id]
-            run.end()
-
-    async def _catch_up(self, run: LiveRun, found: live_runs.LiveRun) -> None:
-        last = run.last_number
-        for event in await in_thread(partial(told_events, self._memory, found)):
-            if (event.number or 0) > last:
-                run.publish(event)
-
-    async def _serve(self, runner: StepRunner | None) -> None:
-        look, works = 0, True
+    async def _listen(self) -> None:
+        """Hear when it is time to look; without notifications it is time again and again."""
         while True:
             try:
-                if look % _RENEW_LOOKS == 0:
-                    await in_thread(self.runs.renew)
+                async for heard in self.runs.listen():
+                    self._listening = True
+                    if not heard:  # what was notified before is looked for
+                        self._news.set()
+                    if (signal := self._heard.get(heard)) is not None:
+                        signal.set()
+                log.warning(
+                    "no notifications come through %s, as behind a pooler of transactions: "
+                    "other servers are looked at every %g s.",
+                    self._memory.address,
+                    _LOOK_SECONDS,
+                )
+                return  # it ends by an error where they came before
+            except StorageError as error:
+                log.info("no notifications come for now: %s", error)
+            self._listening = False
+            self._requests.set()  # with a connection the other may have gone, too: show life now
+            await asyncio.sleep(_RENEW_SECONDS)
+
+    async def _follow(self) -> None:
+        """Tell the readers of runs elsewhere what is new, until each is over or purged."""
+        works = True
+        while True:
+            if self._followed:
+                await _set_within(
+                    self._news, _LISTENING_SECONDS if self._listening else _LOOK_SECONDS
+                )
+            else:
+                await self._news.wait()
+            self._news.clear()
+            try:
+                found = await in_thread(partial(self.runs.find_all, tuple(self._followed)))
+                runs = list(self._followed.values())
+                await asyncio.gather(*(self._catch_up(run, found.get(run.run_id)) for run in runs))
+                works = True
+            except StorageError as error:
+                if works:
+                    log.warning("runs of other servers cannot be followed for now: %s", error)
+                works = False
+
+    async def _catch_up(self, run: LiveRun, found: live_runs.LiveRun | None) -> None:
+        last = run.last_number
+        over = found is None or not found.in_flight
+        if found is not None and (over or max(found.numbers.values(), default=0) > last):
+            try:
+                async with self._reading:
+                    told = await in_thread(partial(told_events, self._memory, found))
+                for event in told:
+                    if (event.number or 0) > last:
+                        run.publish(event)
+            except StorageError:
+                raise
+            except Exception:  # of this run alone: the others are followed on
+                log.exception("run %s cannot be followed any more", run.run_id)
+                over = True
+        if over:
+            self._followed.pop(run.run_id, None)
+            self._heard.pop(self.runs.mark_of(run.run_id), None)
+            run.end()
+
+    async def _serve(self, runner: StepRunner | None) -> None:
+        look, works, living = 0, True, frozenset[str]()
+        while True:
+            try:
+                before, living = living, await in_thread(self.runs.renew)
+                if before - living:  # its runs were cut off
+                    self._news.set()
                 await self._tell()
                 if look % _SWEEP_LOOKS == 0:
                     await in_thread(self.runs.sweep)
@@ -170,7 +222,8 @@ class Peers:
                     log.warning("other servers cannot be reached for now: %s", error)
                 works = False
             look += 1
-            await asyncio.sleep(_LOOK_SECONDS)
+            await _set_within(self._requests, _RENEW_SECONDS if self._listening else _LOOK_SECONDS)
+            self._requests.clear()
 
 
 def open_peers(memory: StepMemory, most_bytes: int) -> Peers | None:
@@ -185,6 +238,13 @@ def open_peers(memory: StepMemory, most_bytes: int) -> Peers | None:
         log.warning("this server knows nothing of others on the same memory: %s", error)
         return None
     return Peers(memory, runs, most_bytes)
+
+
+async def _set_within(signal: asyncio.Event, seconds: float) -> None:
+    """Wait for a signal, but no longer than some seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await signal.wait()
 
 
 async def _answered(runner: StepRunner | None, run_id: str, asked: dict[str, Any]) -> bool | None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -18,6 +21,7 @@ from starlette.exceptions import HTTPException
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import SequenceConflictError, UnknownRunError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.outside_files import queues_of
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
@@ -28,7 +32,7 @@ from hybridagi_steps.server.peers import Peers, open_peers
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots
 from hybridagi_steps.server.sse import LiveRun
-from hybridagi_steps.server.views import listed_run
+from hybridagi_steps.server.views import listed_run, work_data
 
 if TYPE_CHECKING:
     from hybridagi_steps.running.hooks import RunInfo
@@ -197,6 +201,19 @@ class RunHub:
             await asyncio.sleep(_LAST_WORDS_SECONDS / _LAST_LOOKS)
         return False
 
+    def work(self) -> dict[str, Any]:
+        """Return who works on the memory, and on what; may block."""
+        if self.peers is not None:
+            runs = self.peers.runs
+            found = runs.processes(), runs.queues(), runs.in_flight()
+        else:
+            name = f"server-{socket.gethostname()}-{os.getpid()}"
+            queue = Path(f"{self._memory.address}.runs").absolute()
+            live = [(r.run_id, r.session_id, r.user_id, name) for r in [*self._live.values()]]
+            processes = [(name, socket.gethostname(), os.getpid(), 0.0)]
+            found = processes, queues_of(queue), live
+        return work_data(*found)
+
     def forget(self, meant: StepFilter) -> None:
         """Forget the events and keys of the runs over of a filter's session, run and user.
 
@@ -236,14 +253,15 @@ class RunHub:
         task.add_done_callback(self._tasks.discard)
         return await began
 
+    async def elsewhere(self, run_id: str) -> LiveRun | None:
+        """Return a run that another server has in flight, or had, as it goes on."""
+        return None if self.peers is None else await self.peers.follow(run_id)
+
     async def stored(self, run_id: str, after: int, *, message: Step | None = None) -> LiveRun:
         """Return a run that is over as its messages and its end, numbered after `after`.
 
-        Given a `message` of it, a run that was cut off is not looked for. One that another server
-        has in flight is returned as it goes on.
+        Given a `message` of it, a run that was cut off is not looked for.
         """
-        if self.peers is not None and (run := await self.peers.follow(run_id)) is not None:
-            return run
         events = await in_thread(lambda: events_from_store(self._memory, run_id, after, message))
         run = self._new_run(run_id, events[0].session_id)
         for event in events:

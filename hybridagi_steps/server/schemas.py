@@ -355,6 +355,46 @@ class Health(Answer):
     """Whether a program is served, so that chat and retry work."""
 
 
+class ProcessShape(Answer):
+    """A server, or a worker of a queue, that lives."""
+
+    name: str
+    host: str
+    process: int
+    seen_seconds: float
+    """How long ago it showed that it lives."""
+
+
+class QueueShape(Answer):
+    """A queue of runs or of steps of plans."""
+
+    name: str
+    queued: int
+    running: int
+    failed: int
+    """What was given up; a run that ended as failed is a run that was done."""
+    oldest_wait_seconds: float | None = None
+    """Absent while nothing waits."""
+
+
+class RunInFlight(Answer):
+    """A run that a server has in flight."""
+
+    run_id: str
+    session_id: str | None = None
+    user_id: str | None = None
+    server: str
+
+
+class Work(Answer):
+    """Who works on a memory, and on what."""
+
+    servers: list[ProcessShape]
+    workers: list[ProcessShape]
+    queues: list[QueueShape]
+    runs: list[RunInFlight]
+
+
 class DuplicateKeyError(ValueError):
     """A JSON object that names a key twice: readers differ in which of the two counts."""
 

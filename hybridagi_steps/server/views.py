@@ -5,6 +5,7 @@ Knows no HTTP and no MCP. Vectors are left out everywhere: they are for machines
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -196,6 +197,28 @@ def listed_run(summary: RunSummary) -> dict[str, Any]:
     """Return a run as listings show it."""
     values = summary._asdict()
     return filled(**values, begins=values.pop("title"))
+
+
+def work_data(
+    processes: Iterable[Sequence[Any]],
+    queues: Iterable[Sequence[Any]],
+    runs: Iterable[Sequence[Any]],
+) -> dict[str, Any]:
+    """Return who works, what waits and what goes on, from rows of each."""
+    kinds: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for row in processes:
+        names = ("name", "host", "process", "seen_seconds")
+        kinds[row[0].startswith("server-")].append(dict(zip(names, row, strict=True)))
+    waiting = [
+        filled(
+            **dict(zip(("name", "queued", "running", "failed"), row, strict=False)),
+            oldest_wait_seconds=row[4] and max(0.0, time.time() - row[4] / 1000),
+        )
+        for row in queues
+    ]
+    names = ("run_id", "session_id", "user_id", "server")
+    in_flight = [filled(**dict(zip(names, row, strict=True))) for row in runs]
+    return {"servers": kinds[True], "workers": kinds[False], "queues": waiting, "runs": in_flight}
 
 
 def hit_data(hit: StepHit) -> dict[str, Any]:

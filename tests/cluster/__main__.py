@@ -25,6 +25,11 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.cluster.checks import check
 
         return check(asked.workers)
+    if asked.streams:
+        from tests.cluster.streams import check_killed
+
+        print(check_killed(asked.streams))
+        return 0
     shape = Shape(
         databases=asked.databases,
         standby=asked.standby,
@@ -89,6 +94,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--workers", type=int, default=2, help="`hybridagi-steps worker` processes")
     add("--synchronous", action="store_true", help="commits wait for the standby's disk")
     add("--check", action="store_true", help="drive and attack a cluster, print what happened")
+    add("--streams", type=int, default=0, help="kill a server under that many streams")
     return parser.parse_args(arguments)
 
 

@@ -48,6 +48,9 @@ class Shape:
     """Whether commits of the first wait until the standby has them on disk."""
     servers: int = 2
     workers: int = 2
+    program: str = PROGRAM
+    options: tuple[str, ...] = ()
+    """More words for each server."""
     package: Path = ROOT
     """The folder from which the package is imported: the checkout, or that of an unpacked wheel."""
 
@@ -183,7 +186,7 @@ def _start_services(cluster: Cluster, stack: ExitStack, tell: Callable[[str], ob
     for kind, count in (("server", cluster.shape.servers), ("worker", cluster.shape.workers)):
         services = cluster.servers if kind == "server" else cluster.workers
         for number in range(count):
-            name, words = f"{kind}-{number + 1}", _words(kind, number)
+            name, words = f"{kind}-{number + 1}", _words(cluster.shape, kind, number)
             services.append(Service(name, words, environment, cluster.folder))
             stack.callback(services[-1].close)
     for service in (*cluster.servers, *cluster.workers):
@@ -191,11 +194,11 @@ def _start_services(cluster: Cluster, stack: ExitStack, tell: Callable[[str], ob
         tell(service.name)
 
 
-def _words(kind: str, number: int) -> list[str]:
+def _words(shape: Shape, kind: str, number: int) -> list[str]:
     """Return the command of a service in the compose file, with addresses of this machine."""
     composed = [service for name, service in our_services().items() if name.startswith(kind)]
-    words = command_of(composed[number % len(composed)], {"STEPS_PROGRAM": PROGRAM})
-    free = ["--port", "0"] if kind == "server" else []
+    words = command_of(composed[number % len(composed)], {"STEPS_PROGRAM": shape.program})
+    free = ["--port", "0", *shape.options] if kind == "server" else []
     return [*(_PLACES.get(word, word) for word in words), *free]
 
 

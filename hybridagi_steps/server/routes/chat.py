@@ -154,7 +154,7 @@ async def _keyed_run(
         if stored is not None and stored.run_id is not None:
             before = KeyedMessage(key, stored.to_message_dict())
             _check_same(session.session_id, before, begun_by)
-            found = shared.hub.find(stored.run_id)
+            found = shared.hub.find(stored.run_id) or await shared.hub.elsewhere(stored.run_id)
             return found or await shared.hub.stored(stored.run_id, 0, message=stored)
         if known is not None:  # it failed before anything was stored
             return known

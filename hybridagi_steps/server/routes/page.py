@@ -85,3 +85,11 @@ async def metrics(shared: Shared, caller: Who) -> Response:
     }
     text = await in_thread(lambda: shared.metrics.text(shared.memory, **now))
     return Response(text, media_type=_METRICS_TYPE)
+
+
+@router.get("/work", response_model=shapes.Work, responses=problems())
+async def work(shared: Shared, caller: Who) -> Response:
+    """List living servers and workers, what waits in queues, what servers have in flight."""
+    if caller.only_user is not None:
+        raise NotAllowedError("work is of all users; this token is of one.")
+    return answer(await in_thread(shared.hub.work))

@@ -76,6 +76,7 @@ async def follow_run(
     run = shared.hub.find(run_id)
     if run is not None and after > run.last_number:
         raise _no_event(run_id)
+    run = run or await shared.hub.elsewhere(run_id)
     if run is None:
         async with shared.work.place(request.receive):
             run = await shared.hub.stored(run_id, after)

@@ -10,8 +10,9 @@ import { RunView } from "./views/run.js";
 import { RunList } from "./views/runs.js";
 import { MapView } from "./views/map.js";
 import { SearchView } from "./views/search.js";
+import { WorkView } from "./views/work.js";
 
-const VIEWS = [["sessions", "Sessions"], ["runs", "Runs"], ["search", "Search"], ["map", "Map"]];
+const VIEWS = [["sessions", "Sessions"], ["runs", "Runs"], ["search", "Search"], ["map", "Map"], ["work", "Work"]];
 const THEME_KEY = "hybridagi-steps-theme";
 
 function Login({ onDone }) {
@@ -57,7 +58,7 @@ function useKeys(onHelp) {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
       const actions = {
-        "/": () => go("search"), s: () => go("sessions"), r: () => go("runs"), m: () => go("map"), "?": onHelp,
+        "/": () => go("search"), s: () => go("sessions"), r: () => go("runs"), m: () => go("map"), w: () => go("work"), "?": onHelp,
         c: () => document.getElementById("message")?.focus(),
       };
       if (!actions[event.key]) return;
@@ -70,7 +71,7 @@ function useKeys(onHelp) {
 }
 
 function Help({ onClose }) {
-  const keys = [["/", "search"], ["s", "sessions"], ["r", "runs"], ["m", "map"], ["c", "write a message"],
+  const keys = [["/", "search"], ["s", "sessions"], ["r", "runs"], ["m", "map"], ["w", "work"], ["c", "write a message"],
     ["Enter", "send, open"], ["Shift + Enter", "new line"], ["↑ ↓", "next step of a run, of the map"], ["← →", "fold and unfold a step"], ["?", "this list"]];
   const button = useRef(null);
   useLayoutEffect(() => { // before a key can go elsewhere
@@ -117,6 +118,7 @@ function App() {
     </header>
     ${shown === "search" ? html`<main id="main" class="wide" tabindex="-1"><${SearchView} query=${id ? { like: id, ...query } : query} /></main>`
       : shown === "map" ? html`<main id="main" class="wide" tabindex="-1"><${MapView} query=${query} /></main>`
+      : shown === "work" ? html`<main id="main" class="wide" tabindex="-1"><${WorkView} /></main>`
       : view === "compare" ? html`<main id="main" class="wide" tabindex="-1"><${CompareView} ids=${[id, other]} /></main>`
       : html`<div class=${`columns ${id ? "with-choice" : ""}`}>
           <aside class="list" aria-label=${shown}>

@@ -3,37 +3,59 @@
 A row for each run, with the server that has it; a row for each of its events that can be told again
 (a message that was stored, the end) with its number; and requests, which whoever has the run
 answers. A run whose server is dead was cut off. Rows are for a while: the steps are the truth.
-Every call blocks.
+Every call blocks but `listen`: what is notified only says that it is time to look.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Collection
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
+from zlib import crc32
 
+import psycopg
 from psycopg.types.json import Jsonb
 
+from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps.outside_files import QUEUES
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.stores.postgres.presence import ALIVE, Presence
-from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA
+from hybridagi_steps.stores.postgres.presence import Presence, alive
+from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA, translated_from
 
 _KEPT = "15 minutes"
 """How long runs that are over, servers that are gone and requests are kept."""
+_PROBE_SECONDS = 5.0
+"""How long a notification of one's own may take."""
 _BEGIN = f"""INSERT INTO {WORK_SCHEMA}.live_run
     VALUES (%(namespace)s, %(run_id)s, %(holder)s, %(session_id)s, %(user_id)s)
     ON CONFLICT DO NOTHING"""  # noqa: S608 - our own names, here and below
-_TELL = f"""INSERT INTO {WORK_SCHEMA}.run_event
-    SELECT namespace, run_id, %(number)s, %(step_id)s FROM {WORK_SCHEMA}.live_run
-    WHERE namespace = %(namespace)s AND run_id = %(run_id)s ON CONFLICT DO NOTHING"""  # noqa: S608
-_END = f"""UPDATE {WORK_SCHEMA}.live_run SET ended_at = clock_timestamp()
-    WHERE namespace = %(namespace)s AND run_id = %(run_id)s"""  # noqa: S608
+_TELL = f"""WITH told AS (INSERT INTO {WORK_SCHEMA}.run_event
+        SELECT namespace, run_id, %(number)s, %(step_id)s FROM {WORK_SCHEMA}.live_run
+        WHERE namespace = %(namespace)s AND run_id = %(run_id)s ON CONFLICT DO NOTHING)
+    UPDATE {WORK_SCHEMA}.live_run SET ended_at = clock_timestamp() WHERE %(step_id)s::text IS NULL
+        AND namespace = %(namespace)s AND run_id = %(run_id)s"""  # noqa: S608
+_ALIVE = alive(1.0)
 _RUNS = f"""SELECT r.run_id, r.session_id, r.user_id, r.ended_at IS NULL AND EXISTS (
         SELECT FROM {WORK_SCHEMA}.presence p
-        WHERE p.name = r.holder AND ({ALIVE} OR %(doubts)s)) AS in_flight
+        WHERE p.name = r.holder AND ({_ALIVE} OR %(doubts)s)) AS in_flight, ARRAY(
+        SELECT e.step_id FROM {WORK_SCHEMA}.run_event e WHERE e.namespace = r.namespace
+        AND e.run_id = r.run_id ORDER BY e.number), ARRAY(
+        SELECT e.number FROM {WORK_SCHEMA}.run_event e WHERE e.namespace = r.namespace
+        AND e.run_id = r.run_id ORDER BY e.number)
     FROM {WORK_SCHEMA}.live_run r WHERE r.namespace = %(namespace)s"""  # noqa: S608
-_FIND = f"{_RUNS} AND r.run_id = %(run_id)s"
-_NUMBERS = f"""SELECT step_id, number FROM {WORK_SCHEMA}.run_event
-    WHERE namespace = %(namespace)s AND run_id = %(run_id)s"""  # noqa: S608
+_FIND = f"{_RUNS} AND r.run_id = ANY(%(run_ids)s)"
+_LIVING = f"SELECT p.name FROM {WORK_SCHEMA}.presence p WHERE p.name LIKE 'server-%%' AND {_ALIVE}"  # noqa: S608
+_PROCESSES = f"""SELECT p.name, p.host, p.process,
+    extract(epoch FROM clock_timestamp() - p.seen_at)::float FROM {WORK_SCHEMA}.presence p
+    WHERE (p.name LIKE 'server-%%' OR p.name LIKE '%%-worker-%%') AND {alive(2.0)}
+    ORDER BY p.name"""  # noqa: S608
+_IN_FLIGHT = f"""SELECT r.run_id, r.session_id, r.user_id, r.holder FROM {WORK_SCHEMA}.live_run r
+    JOIN {WORK_SCHEMA}.presence p ON p.name = r.holder AND {_ALIVE}
+    WHERE r.namespace = %(namespace)s AND r.ended_at IS NULL ORDER BY r.holder, r.run_id"""  # noqa: S608
+_HAS_QUEUES = f"SELECT to_regclass('{WORK_SCHEMA}.workflow_status') IS NOT NULL"
+_CHANNEL = "hybridagi_steps_work"
+_NOTIFY = f"SELECT pg_notify('{_CHANNEL}', %(news)s)"
 _ELSEWHERE = f"""SELECT * FROM ({_RUNS} AND r.holder <> %(holder)s) runs WHERE in_flight
     AND (%(session_id)s::text IS NULL OR session_id = %(session_id)s)
     AND (%(wanted)s::text IS NULL OR run_id = %(wanted)s)
@@ -78,16 +100,53 @@ class LiveRuns:
         namespace: The memory's.
     """
 
+    REQUESTS = "requests"
+    """What is notified when a request was made."""
+
     def __init__(self, conninfo: str, namespace: str) -> None:
-        self._presence = Presence(conninfo)
+        self._conninfo, self._presence = conninfo, Presence(conninfo)
+        self._living = frozenset[str]()
         self._own: dict[str, Any] = {
             "namespace": namespace,
             "holder": self._presence.new_name("server-"),
         }
 
-    def renew(self) -> None:
-        """Show that this server lives."""
+    @staticmethod
+    def mark_of(run_id: str) -> str:
+        """Return what is notified when a run is told on; its id would lie on disk too long."""
+        return f"{crc32(run_id.encode()):x}"
+
+    def renew(self) -> frozenset[str]:
+        """Show that this server lives; return the names of all that do."""
         self._presence.take(self._own["holder"])
+        self._living = frozenset(name for (name,) in self._ask(_LIVING))
+        return self._living
+
+    async def listen(self) -> AsyncGenerator[str]:
+        """Yield what is notified, at first an empty text; one connection for all that listen here.
+
+        It ends at once where notifications do not come, as behind a pooler of transactions.
+
+        Raises:
+            StorageError: The connection was ended, or there is none.
+        """
+        own = self._own["holder"]
+        try:
+            raw = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+            async with raw:
+                await raw.execute(f"LISTEN {_CHANNEL}".encode())
+                # Through the other connection: a pooler lends both of them the same one.
+                await in_thread(partial(self._ask, _NOTIFY, news=own))
+                async for heard in raw.notifies(timeout=_PROBE_SECONDS):
+                    if heard.payload == own:
+                        break
+                else:
+                    return
+                yield ""
+                async for heard in raw.notifies():
+                    yield heard.payload
+        except psycopg.Error as error:
+            raise translated_from(error, self._conninfo) from error
 
     def sweep(self) -> None:
         """Forget what is over, and who is gone, for long enough."""
@@ -105,25 +164,47 @@ class LiveRuns:
     def tell(self, run_id: str, number: int, step_id: str | None) -> None:
         """Note with which number an event is told; without a message it is the end."""
         self._ask(_TELL, run_id=run_id, number=number, step_id=step_id)
-        if step_id is None:
-            self._ask(_END, run_id=run_id)
+        self._notify(self.mark_of(run_id))
 
     def find(self, run_id: str) -> LiveRun | None:
         """Return a run of any server; None where nothing is known of it (any more)."""
-        for name, session_id, user_id, in_flight in self._ask(_FIND, run_id=run_id):
-            numbers: dict[str | None, int] = dict(self._ask(_NUMBERS, run_id=run_id))
-            return LiveRun(name, session_id, user_id, in_flight, numbers)
-        return None
+        return self.find_all([run_id]).get(run_id)
+
+    def find_all(self, run_ids: Collection[str]) -> dict[str, LiveRun]:
+        """Return runs of any server by their ids, without those of which nothing is known."""
+        return {
+            name: LiveRun(name, session, user, lives, dict(zip(steps, numbers, strict=True)))
+            for name, session, user, lives, steps, numbers in self._ask(
+                _FIND, run_ids=list(run_ids)
+            )
+        }
 
     def elsewhere(self, meant: StepFilter) -> list[str]:
         """Return the runs in flight on other servers of a filter's session, run and user."""
         asked = {"session_id": meant.session_id, "user_id": meant.user_id, "wanted": meant.run_id}
         return [found[0] for found in self._ask(_ELSEWHERE, **asked)]
 
+    def processes(self) -> list[tuple[Any, ...]]:
+        """Return name, host, process and seconds since a sign of life of servers and workers."""
+        return self._ask(_PROCESSES)
+
+    def in_flight(self) -> list[tuple[Any, ...]]:
+        """Return run, session, user and server of the runs that living servers have."""
+        return self._ask(_IN_FLIGHT)
+
+    def queues(self) -> list[tuple[Any, ...]]:
+        """Return what `QUEUES` finds, of this namespace's runs and of plans."""
+        if self._ask(_HAS_QUEUES) != [(True,)]:
+            return []
+        own, others = f"session-runs:{self._own['namespace']}", "session-runs:"
+        found = self._ask(QUEUES.format(f"{WORK_SCHEMA}."))
+        return [row for row in found if row[0] == own or not row[0].startswith(others)]
+
     def ask(self, run_id: str, **asked: Any) -> UUID:
         """Ask whoever has a run, or one inside it, for something."""
         request_id = uuid4()
         self._ask(_ASK, id=request_id, run_id=run_id, asked=Jsonb(asked))
+        self._notify(self.REQUESTS)
         return request_id
 
     def requests(self) -> list[tuple[UUID, str, dict[str, Any]]]:
@@ -133,6 +214,7 @@ class LiveRuns:
     def reply(self, request_id: UUID, answer: object) -> None:
         """Answer a request."""
         self._ask(_REPLY, id=request_id, answer=Jsonb(answer))
+        self._notify(str(request_id))
 
     def answer(self, request_id: UUID) -> Any:
         """Return the answer to a request; None while there is none."""
@@ -146,6 +228,11 @@ class LiveRuns:
         """Be no server any more."""
         self._presence.release(self._own["holder"])
         self._presence.close()
+
+    def _notify(self, news: str) -> None:
+        """Let other servers know; beside what was committed, since notices wait for each other."""
+        if len(self._living) != 1:
+            self._ask(_NOTIFY, news=news)
 
     def _ask(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
         doubts = self._presence.doubts

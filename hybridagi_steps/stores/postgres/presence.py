@@ -26,17 +26,29 @@ from hybridagi_steps.stores.postgres.work_tables import (
 
 LEASE_SECONDS = 10.0
 _CONNECTION_SECONDS = 2.0
-"""How long a process whose connection was ended has to come back on another one."""
-ALIVE = f"""(p.seen_at > clock_timestamp() - interval '{LEASE_SECONDS:g} s'
-    AND (p.seen_at > clock_timestamp() - interval '{_CONNECTION_SECONDS:g} s' OR EXISTS (
+"""How long a worker whose connection was ended has to come back on another one."""
+
+
+def alive(connection_seconds: float) -> str:
+    """Return the condition that a row `p` of `presence` is of a living process.
+
+    Args:
+        connection_seconds: How long it has to come back when its connection was ended; longer than
+            it takes to renew.
+    """
+    return f"""(p.seen_at > clock_timestamp() - interval '{LEASE_SECONDS:g} s'
+    AND (p.seen_at > clock_timestamp() - interval '{connection_seconds:g} s' OR EXISTS (
         SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = p.backend)))"""
-"""Whether a row `p` of `presence` is of a living process."""
+
+
 _TAKE = f"""INSERT INTO {WORK_SCHEMA}.presence AS p
     VALUES (%(name)s, %(token)s, pg_backend_pid(), clock_timestamp(), %(host)s, %(process)s)
     ON CONFLICT (name) DO UPDATE SET token = excluded.token, backend = excluded.backend,
         seen_at = excluded.seen_at, host = excluded.host, process = excluded.process
-    WHERE p.token = excluded.token OR NOT ({ALIVE})
+    WHERE p.token = excluded.token OR NOT ({alive(_CONNECTION_SECONDS)})
     RETURNING 1"""  # noqa: S608 - our own names
+_RENEW = f"""UPDATE {WORK_SCHEMA}.presence SET backend = pg_backend_pid(),
+    seen_at = clock_timestamp() WHERE token = %(token)s"""  # noqa: S608
 _RELEASE = f"DELETE FROM {WORK_SCHEMA}.presence WHERE name = %(name)s AND token = %(token)s"  # noqa: S608
 
 
@@ -98,6 +110,7 @@ class Presence:
                         raise
                     self._doubts_until = time.monotonic() + LEASE_SECONDS
                     self._raw = connected(self._conninfo)
+                    self._asked(_RENEW, self._about)
                     return self._asked(sql, values)
         except psycopg.Error as error:
             raise translated_from(error, self._conninfo) from error

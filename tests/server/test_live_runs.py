@@ -1,0 +1,192 @@
+"""What servers on one PostgreSQL database know of each other, and how they hear that it is new."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from server_cases import until
+
+from hybridagi_steps import StepMemory
+from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.server.peers import Peers
+from hybridagi_steps.server.sse import LiveRun
+from hybridagi_steps.stores.postgres.live_runs import LiveRuns
+from tests.cluster.postgres import free_port
+
+POOLER = shutil.which("pgbouncer")
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture
+def first(postgres_address: str) -> Iterator[LiveRuns]:
+    """A server."""
+    with closing(LiveRuns(postgres_address, "default")) as runs:
+        yield runs
+
+
+@pytest.fixture
+def second(postgres_address: str) -> Iterator[LiveRuns]:
+    """Another one on the same database."""
+    with closing(LiveRuns(postgres_address, "default")) as runs:
+        yield runs
+
+
+@pytest.fixture
+def pooled_address(postgres_address: str, postgres_server: Any) -> Iterator[str]:
+    """The address of a pooler that lends a connection for each transaction."""
+    if POOLER is None:
+        pytest.skip("needs pgbouncer")
+    told = conninfo_to_dict(postgres_address)
+    port = free_port()
+    folder = Path(tempfile.mkdtemp(prefix="pooler-"))
+    folder.chmod(0o755)  # it refuses to run as root
+    (folder / "users.txt").write_text('"postgres" ""\n')
+    (folder / "pooler.ini").write_text(
+        f"[databases]\n* = host={told['host']} user=postgres\n[pgbouncer]\nlisten_port={port}\n"
+        f"listen_addr=127.0.0.1\nunix_socket_dir=\npool_mode=transaction\nauth_type=any\n"
+        f"auth_file={folder}/users.txt\nignore_startup_parameters=extra_float_digits\n"
+    )
+    process = subprocess.Popen(
+        [POOLER, folder / "pooler.ini"],
+        user=postgres_server.system_user,
+        stderr=subprocess.DEVNULL,
+    )
+    address = make_conninfo("", host="127.0.0.1", port=port, dbname=told["dbname"], user="postgres")
+
+    def answers() -> bool:
+        try:
+            psycopg.connect(address).close()
+        except psycopg.OperationalError:
+            assert process.poll() is None
+            return False
+        return True
+
+    try:
+        until(answers)
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+
+def heard_by(listener: LiveRuns, *done: object) -> list[str]:
+    """What a server hears while calls are made one after the other."""
+
+    async def heard() -> list[str]:
+        found: list[str] = []
+        async with asyncio.timeout(PATIENCE_SECONDS), aclosing(listener.listen()) as news:
+            calls = iter(done)
+            async for one in news:
+                found.append(one)
+                call = next(calls, None)
+                if call is None:
+                    break
+                assert callable(call)
+                await asyncio.to_thread(call)
+        return found
+
+    return asyncio.run(heard())
+
+
+def test_what_a_server_tells_and_asks_is_heard_by_another(
+    first: LiveRuns, second: LiveRuns
+) -> None:
+    first.begin("run", "session", "ann")
+    asked: list[object] = []
+    heard = heard_by(
+        second,
+        lambda: first.tell("run", 2, "message"),
+        lambda: asked.append(first.ask("run", cancel=True)),
+        lambda: first.reply(asked[0], True),  # pyright: ignore[reportArgumentType]
+        lambda: first.tell("run", 5, None),
+    )
+    assert heard == ["", second.mark_of("run"), "requests", str(asked[0]), second.mark_of("run")]
+    found = second.find_all(["run", "nobody's"])
+    assert set(found) == {"run"}
+    assert found["run"] == second.find("run")
+    assert found["run"].numbers == {"message": 2, None: 5}
+    assert not found["run"].in_flight
+
+
+def test_a_server_that_is_alone_notifies_nobody(first: LiveRuns, postgres_address: str) -> None:
+    assert len(first.renew()) == 1
+    first.begin("run", "session", None)
+    with psycopg.connect(postgres_address, autocommit=True) as raw:
+        raw.execute("LISTEN hybridagi_steps_work")
+        first.tell("run", 2, "message")
+        assert list(raw.notifies(timeout=0.2)) == []
+        with closing(LiveRuns(postgres_address, "default")):
+            assert len(first.renew()) == 2
+            first.tell("run", 3, "another")
+            assert len(list(raw.notifies(timeout=PATIENCE_SECONDS, stop_after=1))) == 1
+
+
+def test_who_has_lost_its_connection_lives_and_who_has_gone_does_not(
+    first: LiveRuns, second: LiveRuns, postgres_address: str
+) -> None:
+    names = second.renew()
+    assert len(names) == 2
+    first.begin("run", "session", None)
+    with psycopg.connect(postgres_address, autocommit=True) as raw:
+        raw.execute(
+            "SELECT pg_terminate_backend(backend) FROM hybridagi_steps_work.presence"
+            " WHERE name = (SELECT holder FROM hybridagi_steps_work.live_run)"
+        )
+        first.requests()  # whatever it asks, it shows that it lives
+        raw.execute("UPDATE hybridagi_steps_work.presence SET seen_at = seen_at - interval '5 s'")
+        assert second.renew() == names
+        run = second.find("run")
+        assert run is not None
+        assert run.in_flight
+    first.close()
+    until(lambda: len(second.renew()) == 1)
+    run = second.find("run")
+    assert run is not None
+    assert not run.in_flight
+
+
+def test_behind_a_pooler_of_transactions_runs_are_followed_by_looking(
+    first: LiveRuns, pooled_address: str, postgres_address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def followed(memory: StepMemory) -> LiveRun:
+        peers = Peers(memory, LiveRuns(pooled_address, "default"), 10_000)
+        peers.begin(None)
+        try:
+            said = Step(session_id="session", role=MessageRole.USER, content="hello", run_id="run")
+            await memory.repository().append("session", [said])
+            first.begin("run", "session", None)
+            first.tell("run", 2, said.id)
+            run = await peers.follow("run")
+            assert run is not None
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while run.last_number < 2:
+                    await run.change()
+                first.tell("run", 7, None)
+                while not run.ended:
+                    await run.change()
+                while not caplog.messages:
+                    await asyncio.sleep(0.05)
+            return run
+        finally:
+            await peers.close()
+
+    with StepMemory(postgres_address, embedder="hashing") as memory:
+        run = asyncio.run(followed(memory))
+    assert run.last_number == 7
+    [line] = caplog.messages
+    assert "no notifications" in line
