@@ -35,6 +35,7 @@ _QUESTIONS = {
     "plans": "What plans of small steps save beside a full history, and whether the work is done.",
     "spans": "Where each span of MLflow's autolog stands in a memory, on the same runs.",
     "streams": "How many readers one run can have, and what each costs the server.",
+    "http": "What a server answers a second over HTTP, beside a bare app that returns the same.",
     "walks": "How many files and calls of the package one thing enters.",
     "copying": "What copying a memory costs, from files and PostgreSQL to either.",
     "capacity": "What a step costs a database, and a year of many namespaces takes of many.",
