@@ -85,6 +85,9 @@ def serve(
         int, typer.Option("--max-streams", min=1, help="Most event streams at a time.")
     ] = 2000,
     max_runs: Annotated[int, typer.Option("--max-runs", min=1, help="Most runs at a time.")] = 64,
+    max_user_runs: Annotated[
+        int | None, typer.Option("--max-user-runs", min=1, help="Most runs of a user at a time.")
+    ] = None,
     max_concurrency: MaxConcurrency = CONCURRENCY,
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=0, help="Most of them that wait for their turn.")
@@ -107,6 +110,7 @@ def serve(
         allowed_hosts=(*LOOPBACK_NAMES, host, *(allow_host or ())),
         max_streams=max_streams,
         max_runs=max_runs,
+        max_user_runs=max_user_runs,
         max_concurrency=max_concurrency,
         max_queue=max_queue,
         drain_seconds=drain,

@@ -11,7 +11,8 @@ import logging
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import SequenceConflictError, UnknownRunError
+from hybridagi_steps.errors import SequenceConflictError, StorageError, UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.outside_files import queues_of
 from hybridagi_steps.records.event import StepEvent, StepEventType
@@ -73,6 +74,8 @@ class RunHub:
         self._over_bytes = 0
         self._erasures = self._count_erasures()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._places = set[str]()
+        """Of users, that runs here hold."""
         self.cut_off: list[str] = []
         """Runs that were in flight when it was closed."""
         self.peers: Peers | None = None
@@ -302,10 +305,44 @@ class RunHub:
         began: asyncio.Future[LiveRun | None],
     ) -> None:
         try:
-            async with self._slots.place():
+            async with self._slots.place(), self._place_of(user_id):
                 await self._work(events, user_id, began)
-        except HTTPException as error:  # others took the last one meanwhile
+        except (HTTPException, StorageError) as error:  # others took the last one meanwhile
             began.set_exception(error)
+
+    @asynccontextmanager
+    async def _place_of(self, user_id: str | None) -> AsyncGenerator[None]:
+        """Hold one of a user's places, which all servers on a memory share."""
+        if user_id is None or self._settings.max_user_runs is None:
+            yield
+            return
+        place = await self._free_place(user_id, self._settings.max_user_runs)
+        try:
+            yield
+        finally:
+            self._places.discard(place)
+            if self.peers is not None:
+                try:
+                    await in_thread(partial(self.peers.runs.let_go, place))
+                except StorageError as error:  # it lapses with this server
+                    log.warning("a place of user %s is not given back: %s", user_id, error)
+
+    async def _free_place(self, user_id: str, most: int) -> str:
+        for number in range(most):
+            place = f"user:{self._memory.namespace}:{user_id}:{number}"
+            if place in self._places:
+                continue
+            self._places.add(place)
+            try:
+                if self.peers is None or await in_thread(partial(self.peers.runs.hold, place)):
+                    return place
+            except BaseException:
+                self._places.discard(place)
+                raise
+            self._places.discard(place)
+        self._metrics.refused.labels("user_runs").inc()
+        detail = f"this user has {most:,} runs in flight, the most at a time; wait for one to end."
+        raise HTTPException(429, detail, {"Retry-After": "5"})
 
     async def _work(
         self,

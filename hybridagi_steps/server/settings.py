@@ -26,6 +26,9 @@ class ServerSettings:
     """Event streams that are read at the same time."""
     max_runs: int = 64
     """Runs that are in flight at the same time."""
+    max_user_runs: int | None = None
+    """Runs of one user that are in flight at the same time, on all servers of a PostgreSQL memory
+    together; None: as many as of all."""
     max_concurrency: int = CONCURRENCY
     """Searches and other questions to the memory that are answered at the same time. More than
     there are cores make each slower and none faster, unless a hosted embedder is waited for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,18 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 pytest.importorskip("dbos", reason="the extra durable is not installed")
 
-from server_cases import Told, serving, until
+from server_cases import Served, Told, serving, until
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.durable.session_runs import DurableRunner
 from hybridagi_steps.server.tokens import Caller, TokenScope
 from hybridagi_steps.stores.address import is_server
 
-ANN = "a-token-that-is-anns-alone"
+ANN, BOB = "a-token-that-is-anns-alone", "a-token-that-is-bobs-alone"
+CALLERS = {
+    token: Caller(frozenset({TokenScope.READ, TokenScope.APPEND}), user)
+    for token, user in ((ANN, "ann"), (BOB, "bob"))
+}
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -30,11 +35,11 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_work_shows_servers_runs_and_queues(address: str) -> None:
-    told, caller = Told(), Caller(frozenset({TokenScope.READ}), "ann")
+    told = Told()
     with (
         StepMemory(address, embedder="hashing") as memory,
         DurableRunner(memory=memory) as durable,
-        serving(memory, told, {ANN: caller}) as served,
+        serving(memory, told, CALLERS) as served,
     ):
         assert served.client.get("/work").json()["queues"] == []
         for number in range(2):
@@ -62,11 +67,33 @@ def test_work_shows_servers_runs_and_queues(address: str) -> None:
         until(lambda: not served.client.get("/work").json()["runs"])
 
 
-async def _begun(address: str, headers: dict[str, str]) -> None:
-    """Begin a run, and let its reader go."""
+def test_runs_of_a_user_are_counted_on_all_servers_together(address: str) -> None:
+    def begin(served: Served, token: str, session: str) -> int:
+        return asyncio.run(_begun(served.address, {"Authorization": f"Bearer {token}"}, session))
+
+    told = Told()
+    with (
+        StepMemory(address, embedder="hashing") as memory,
+        serving(memory, told, CALLERS, max_user_runs=2) as first,
+        ExitStack() as stack,
+    ):
+        second = first
+        if is_server(address):
+            other = stack.enter_context(StepMemory(address, embedder="hashing"))
+            second = stack.enter_context(serving(other, told, CALLERS, max_user_runs=2))
+        assert [begin(first, ANN, "one"), begin(second, ANN, "two")] == [200, 200]
+        assert [begin(first, ANN, "three"), begin(second, ANN, "three")] == [429, 429]
+        assert begin(second, BOB, "four") == 200
+        assert first.client.get("/metrics").text.count('refused_total{kind="user_runs"}') == 1
+        told.end()
+        until(lambda: begin(second, ANN, "three") == 200)
+
+
+async def _begun(address: str, headers: dict[str, str], session: str = "talked") -> int:
+    """Begin a run, and let its reader go; return the status."""
     import httpx
 
     async with httpx.AsyncClient(base_url=address, headers=headers) as client:
-        body = {"session_id": "talked", "message": "hello"}
+        body = {"session_id": session, "message": "hello"}
         async with client.stream("POST", "/chat/stream/v2", json=body) as answer:
-            assert answer.status_code == 200
+            return answer.status_code

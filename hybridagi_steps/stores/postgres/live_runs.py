@@ -106,6 +106,7 @@ class LiveRuns:
     def __init__(self, conninfo: str, namespace: str) -> None:
         self._conninfo, self._presence = conninfo, Presence(conninfo)
         self._living = frozenset[str]()
+        self._places = set[str]()
         self._own: dict[str, Any] = {
             "namespace": namespace,
             "holder": self._presence.new_name("server-"),
@@ -119,6 +120,8 @@ class LiveRuns:
     def renew(self) -> frozenset[str]:
         """Show that this server lives; return the names of all that do."""
         self._presence.take(self._own["holder"])
+        if self._places:
+            self._presence.renew(tuple(self._places))
         self._living = frozenset(name for (name,) in self._ask(_LIVING))
         return self._living
 
@@ -156,6 +159,17 @@ class LiveRuns:
     def claim(self, name: str) -> bool:
         """Be the one server that does something, for the length of a lease."""
         return self._presence.take(name)
+
+    def hold(self, place: str) -> bool:
+        """Take a place that no living server holds, until it is let go; return whether it is."""
+        if self._presence.take(place):
+            self._places.add(place)
+        return place in self._places
+
+    def let_go(self, place: str) -> None:
+        """Give a place back."""
+        self._places.discard(place)
+        self._presence.release(place)
 
     def begin(self, run_id: str, session_id: str | None, user_id: str | None) -> None:
         """Note that this server has a run."""

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
@@ -49,6 +50,7 @@ _TAKE = f"""INSERT INTO {WORK_SCHEMA}.presence AS p
     RETURNING 1"""  # noqa: S608 - our own names
 _RENEW = f"""UPDATE {WORK_SCHEMA}.presence SET backend = pg_backend_pid(),
     seen_at = clock_timestamp() WHERE token = %(token)s"""  # noqa: S608
+_RENEW_SOME = f"{_RENEW} AND name = ANY(%(names)s)"
 _RELEASE = f"DELETE FROM {WORK_SCHEMA}.presence WHERE name = %(name)s AND token = %(token)s"  # noqa: S608
 
 
@@ -88,6 +90,10 @@ class Presence:
     def take(self, name: str) -> bool:
         """Take a name, or renew one that is held; return whether it is held now."""
         return bool(self.ask(_TAKE, {"name": name, **self._about}))
+
+    def renew(self, names: Collection[str]) -> None:
+        """Renew names that are held."""
+        self.ask(_RENEW_SOME, {"names": list(names), **self._about})
 
     def release(self, name: str) -> None:
         """Give a name back."""
