@@ -44,7 +44,7 @@ def test_work_shows_servers_runs_and_queues(address: str) -> None:
         assert served.client.get("/work").json()["queues"] == []
         for number in range(2):
             asyncio.run(durable.submit(f"queued-{number}", "hello"))
-        asyncio.run(_begun(served.address, dict(served.client.headers)))
+        asyncio.run(begun(served.address, dict(served.client.headers)))
         until(lambda: served.client.get("/work").json()["runs"])
         work = served.client.get("/work").json()
         [server] = work["servers"]
@@ -69,7 +69,7 @@ def test_work_shows_servers_runs_and_queues(address: str) -> None:
 
 def test_runs_of_a_user_are_counted_on_all_servers_together(address: str) -> None:
     def begin(served: Served, token: str, session: str) -> int:
-        return asyncio.run(_begun(served.address, {"Authorization": f"Bearer {token}"}, session))
+        return asyncio.run(begun(served.address, {"Authorization": f"Bearer {token}"}, session))
 
     told = Told()
     with (
@@ -89,7 +89,7 @@ def test_runs_of_a_user_are_counted_on_all_servers_together(address: str) -> Non
         until(lambda: begin(second, ANN, "three") == 200)
 
 
-async def _begun(address: str, headers: dict[str, str], session: str = "talked") -> int:
+async def begun(address: str, headers: dict[str, str], session: str = "talked") -> int:
     """Begin a run, and let its reader go; return the status."""
     import httpx
 
