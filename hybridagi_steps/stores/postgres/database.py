@@ -10,6 +10,7 @@
 * A connection that the server ended while it lay idle is replaced without a word; one that ends in
   the middle of a call gives a StorageError, and the next call connects again. Where the address
   names several servers it waits, as long as for a lock, for the one that takes over.
+* Through a pooler nothing is kept in a session of the server: see `lent`.
 * Before a fork every connection is closed: two processes must not speak on one.
 
 Every error of the driver leaves as one of ours. Nothing here knows about steps.
@@ -315,9 +316,8 @@ class PostgresDatabase:
         except psycopg.Error as error:
             raise unreachable(error, self.name, self._secrets) from error
         try:
-            lent = (
-                f"pg_backend_pid() <> {raw.info.backend_pid}"  # a pooler tells a number of its own
-            )
+            # A pooler gives its client a number of its own.
+            lent = f"pg_backend_pid() <> {raw.info.backend_pid}"
             told: Any = raw.execute(self._settings(lent).encode()).fetchone()
             self._note_restart(told[-2:])
             if told[-3]:
