@@ -28,6 +28,7 @@ from tests.cluster.postgres import free_port
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
+from hybridagi_steps.stores.postgres.work_tables import schema_of_queue  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     pooler_binary() is None, reason="PgBouncer, which the tests put before the server, is not here"
@@ -124,6 +125,13 @@ class TestPooler:
             memory.delete("7")
             assert len(memory.search("refund", k=99)) == 29
             assert memory.verify() == []
+
+    def test_a_queue_says_what_it_needs_and_leaves_nothing(self, address: str) -> None:
+        for _ in range(2):
+            with pytest.raises(StorageError, match="keeps no prepared statements"):
+                schema_of_queue(address, "runs")
+        with psycopg.connect(address, autocommit=True, prepare_threshold=None) as stranger:
+            assert stranger.execute(LEFT).fetchone() == ('"$user", public', "0", "on", 0, 0)
 
     def test_a_restart_of_the_server_behind_it_is_noticed(
         self, new_postgres_server: Callable[[], Any]

@@ -162,6 +162,7 @@ def schema_of_queue(conninfo: str, queue: str) -> str:
             if raw.execute(earlier, (queue,)).fetchone() is not None:
                 return _EARLIER_SCHEMA
         prepare(raw, conninfo)
+        _check_pooler(raw, conninfo)
     return WORK_SCHEMA
 
 
@@ -169,6 +170,25 @@ def isolate(conninfo: str) -> None:
     """Bind roles to the work of their namespaces in a schema that is there, as its owner."""
     with connected(conninfo) as raw:
         raw.execute(_ISOLATE.encode())
+
+
+def _check_pooler(raw: Raw, conninfo: str) -> None:
+    """Refuse a pooler that forgets whose prepared statements are whose: DBOS prepares its own."""
+    if raw.execute("SELECT pg_backend_pid()").fetchone() == (raw.info.backend_pid,):
+        return
+    try:
+        with connected(conninfo) as other:
+            for client in (raw, other):  # both call it the same, and get the same connection
+                client.prepare_threshold = 0
+                client.execute("SELECT 1")
+    except psycopg.errors.DuplicatePreparedStatement as error:
+        raise StorageError(
+            f"{shown_address(conninfo)} is behind a pooler that keeps no prepared statements, as "
+            "queues need it: give the server's own address, or PgBouncer 1.21 or later with "
+            "max_prepared_statements."
+        ) from error
+    finally:
+        raw.execute("DEALLOCATE ALL")
 
 
 def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
