@@ -50,9 +50,11 @@ from hybridagi_steps.search.vector_rows import unit_rows
 READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
 FARTHEST = 6_000
-"""Rows that are read to find those among them that a filter lets pass."""
+"""Rows that are read at most where a filter lets few pass."""
 TOGETHER = 5
 """The rarest of the common words, of which rows are sought that hold several."""
+ENOUGH = 300
+"""Rows of a narrow filter with rare words; of fewer up to `FARTHEST` with any are read."""
 NARROW = 20_000
 """Rows of a filter up to which the database looks among them alone."""
 DEEPEST = 20_000
@@ -231,14 +233,18 @@ class _Candidates:
     def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, str]:
         """Return rows that hold one of the rarest terms, or several of the others."""
         share = 1.0 if self.rows is None else len(self.rows) / max(counts.documents, 1)
-        room = READ * self.pool / POOL / (max(share, 0.001) if self._narrow is None else 1.0)
-        room = min(room, max(FARTHEST, READ))
         ordered = sorted(terms, key=lambda term: counts.holding[term])
         expected = np.cumsum([counts.holding[term] for term in ordered])
         if self._narrow is not None:
+            # Several together are looked for in all rows; here there are few with any of them.
             expected = expected * share
+            last = int(np.searchsorted(expected, READ, "right"))
+            if not last or expected[last - 1] < ENOUGH:
+                last = max(int(np.searchsorted(expected, FARTHEST, "right")), 1)
+            return self.view.holding([[[term] for term in ordered[:last]]], FARTHEST, self._narrow)
+        room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
         last = int(np.searchsorted(expected, room, "right"))
-        return self.view.holding(levels(ordered, last), int(room), self._narrow)
+        return self.view.holding(levels(ordered, last), int(room), None)
 
     def _nearest(self, vector: FloatVector) -> Rows:
         """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""
