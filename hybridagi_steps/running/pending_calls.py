@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid5
@@ -156,10 +157,12 @@ def _pending(line: SessionWriter, calls: Sequence[ToolTurn]) -> list[PendingCall
     ]
 
 
-class UserQuestion(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class UserQuestion:
     """What a run waits for a person to say."""
 
     id: str
+    """Of the step that it is."""
     text: str
     session_id: str | None
     user_id: str | None

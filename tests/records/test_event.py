@@ -37,6 +37,7 @@ def test_the_names_of_the_kinds_are_their_values() -> None:
             "ERROR",
             "TOOL_AUTH_REQUIRED",
             "TOOL_AUTH_DENIED",
+            "INPUT_REQUIRED",
             "METRICS_SNAPSHOT",
         )
     }

@@ -22,6 +22,10 @@ import pytest
 from agent_programs import chain, say
 from runner_cases import SyncAgent, messages, thought
 
+pytest.importorskip("fastapi", reason="the server needs the extra `server`")
+
+from server_cases import serving
+
 from hybridagi_steps import AgentSession, StepMemory, StepRunner, UserQuestions, retry_from_sequence
 from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError, UnknownStepError
 from hybridagi_steps.graph.interpreter import GraphInterpreter
@@ -29,9 +33,13 @@ from hybridagi_steps.programs import Action
 from hybridagi_steps.programs.tools import AskUser, Speak
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.pending_calls import UserQuestion
+from hybridagi_steps.server.tokens import Caller, TokenScope
 from hybridagi_steps.testing import ScriptedLM, request_text
 
 SESSION = AgentSession("trip", "ann")
+
+
+OWN = frozenset({TokenScope.READ, TokenScope.APPEND})
 
 
 def model() -> ScriptedLM:
@@ -60,7 +68,7 @@ def runner(memory: StepMemory, *, in_thread: bool = False) -> StepRunner:
 
 def waited_for(found: Callable[[], Any]) -> Any:
     """Wait until something is found."""
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 120
     while not (what := found()):
         assert time.monotonic() < give_up
         time.sleep(0.02)
@@ -191,3 +199,32 @@ def test_a_node_of_a_graph_program_asks_so(tmp_path: Path) -> None:
         [heard] = memory.find({"tools": ["AskUser"]}).steps
         assert heard.result == "by train"
     assert answered[0].text == "How?"
+
+
+def test_a_question_is_listed_and_answered_over_http(tmp_path: Path) -> None:
+    callers = {f"token-of-the-user-{name}": Caller(OWN, name) for name in ("ann", "bob")}
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        serving(memory, runner(memory), callers) as served,
+    ):
+
+        def said(user: str, method: str, path: str, body: Any = None) -> Any:
+            headers = {"Authorization": f"Bearer token-of-the-user-{user}"}
+            return served.client.request(method, path, json=body, headers=headers)
+
+        chat = threading.Thread(
+            target=served.chat,
+            args=("trip", "Book"),
+            kwargs={"Authorization": "Bearer token-of-the-user-ann"},
+        )
+        chat.start()
+        [asked] = waited_for(lambda: said("ann", "GET", "/questions").json()["questions"])
+        assert asked["text"] == "How?"
+        assert said("bob", "GET", "/questions").json() == {"questions": []}
+        path = f"/steps/{asked['id']}/answer"
+        assert said("bob", "POST", path, {"text": "by plane"}).status_code == 403
+        assert said("ann", "POST", path, {"text": 5}).status_code == 422
+        assert said("ann", "POST", path, {"text": "by train"}).json() == {"answered": True}
+        assert said("ann", "POST", path, {"text": "by train"}).status_code == 409
+        chat.join()
+        assert [step.content for step in messages(memory, "trip")][-1] == "by train"

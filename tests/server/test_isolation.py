@@ -105,6 +105,8 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ],
     ("POST", "/runs/{run_id}/score"): [Asked("/runs/{run}/score", {"value": 0.5})],
     ("POST", "/steps/{step_id}/score"): [Asked("/steps/{step}/score", {"value": 0.5})],
+    ("GET", "/questions"): [Asked("/questions", refused=False)],
+    ("POST", "/steps/{step_id}/answer"): [Asked("/steps/{step}/answer", {"text": "me"})],
     ("GET", "/metrics"): [Asked("/metrics")],
     ("GET", "/work"): [Asked("/work")],
 }

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import UnknownRunError
+from hybridagi_steps.running.pending_calls import UserQuestion, UserQuestions
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.routes.conditions import Conditions, ConditionsRoute
@@ -50,6 +51,18 @@ class RunsAsked(Conditions):
     """Most entries wanted."""
     offset: int = Field(default=0, ge=0, le=shapes.LARGEST_SEQUENCE)
     """Entries passed over."""
+
+
+class QuestionList(shapes.Answer):
+    """Questions that nobody has answered, oldest first."""
+
+    questions: list[UserQuestion]
+
+
+class AnswerAsked(shapes.Asked):
+    """What a person says to a question."""
+
+    text: str
 
 
 @listing_router.get("/runs", response_model=shapes.RunPage, responses=problems())
@@ -101,6 +114,25 @@ async def consent(
     if not answered and not shared.hub.is_live(run_id):
         await _check_known(shared, request, run_id)
     return answer({"answered": answered})
+
+
+@work_router.get("/questions", response_model=QuestionList, responses=problems())
+async def list_questions(shared: Shared, caller: Who) -> Response:
+    """List what runs wait for people to say, on whichever server they are."""
+    find = partial(UserQuestions(shared.memory).open, user_id=caller.only_user)
+    found = await shared.asked("questions", find)
+    return answer({"questions": found})
+
+
+@work_router.post(STEP + "/answer", response_model=shapes.Consented, responses=problems(404, 415))
+async def answer_question(
+    shared: Shared, caller: Who, step_id: StepId, asked: AnswerAsked
+) -> Response:
+    """Answer a question, once: the run that waits for it goes on."""
+    questions, whose = UserQuestions(shared.memory), caller.only_user
+    said = partial(questions.answer, step_id, asked.text, user_id=whose)
+    await shared.asked("answer", said)
+    return answer({"answered": True})
 
 
 @work_router.get(RUN + "/outlook", response_model=shapes.RunOutlook, responses=problems(404))
