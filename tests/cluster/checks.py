@@ -25,7 +25,9 @@ from tests.cluster.cluster import ROOT, Cluster, Shape, started
 from tests.cluster.deployment import copied_paths
 from tests.cluster.failover import failover
 from tests.cluster.postgres import PATIENCE_SECONDS
+from tests.cluster.streams import check_killed
 
+STREAMS = 200
 TRIES = 30
 """How often something is asked of a server while a standby takes over."""
 _PAUSE_SECONDS = 0.5
@@ -160,6 +162,9 @@ def check(workers: int) -> int:
                 took = check_takeover(cluster)
                 check_followed(cluster)
             _tell(f"  the primary killed: every server writes again after {took:.1f} s")
+    killed = check_killed(STREAMS)
+    _tell(f"a server killed under {killed}")
+    assert (killed.gaps, killed.repeats) == (0, 0)
     for synchronous in (True, False):
         outcome = failover(synchronous=synchronous, writers=8)
         _tell(f"{'' if synchronous else 'a'}synchronous standby, 8 writers: {outcome}")

