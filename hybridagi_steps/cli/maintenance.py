@@ -147,6 +147,9 @@ def backup(
 def copy(
     source: Annotated[str, typer.Argument(help="A memory: a file, or postgresql://…")],
     target: Annotated[str, typer.Argument(help="Where to: a file, or postgresql://…")],
+    move: Annotated[
+        bool, typer.Option("--move", help="Refuse all that is written at the old place then.")
+    ] = False,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
@@ -158,7 +161,7 @@ def copy(
     check_file(source)
     refuse_older(placed(source)[0])
     with existing(source, namespace) as memory, render.progress("copying") as watch:
-        report = memory.copy_to(target, watch)
+        report = (memory.move_to if move else memory.copy_to)(target, watch)
     if as_json:
         render.print_json(asdict(report))
         return

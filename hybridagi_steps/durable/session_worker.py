@@ -26,6 +26,7 @@ from hybridagi_steps.durable.engine import DBOS, Engine, QueueDatabase, QueueTab
 from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidSettingError,
+    MovedNamespaceError,
     SequenceConflictError,
     StorageError,
     UnknownSessionError,
@@ -249,12 +250,17 @@ class SessionWorker:
     async def _done(self, run_id: str, order: Order) -> str:
         """Bring a run to its end; return how it ended as JSON."""
         self._active[run_id] = ""
+        ending: dict[str, Any]
         try:
-            ending = await self._ended(run_id, order)
-        except Exception as error:
-            shown = shown_error(error, self._runner.memory.redact)
-            data = {"status": "failed", "termination_reason": "error", "error": shown}
-            ending = {"data": data}
+            try:
+                ending = await self._ended(run_id, order)
+            except Exception as error:
+                shown = shown_error(error, self._runner.memory.redact)
+                data = {"status": "failed", "termination_reason": "error", "error": shown}
+                ending = {"data": data}
+            refused: dict[str, Any] = ending["data"].get("error") or {}
+            if refused.get("type") == MovedNamespaceError.__name__:
+                await asyncio.Event().wait()  # it is left to who opens the memory's new place
         finally:
             del self._active[run_id]
         return orjson.dumps(ending, default=repr).decode()

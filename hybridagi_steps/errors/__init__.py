@@ -24,7 +24,8 @@
     │   ├── OlderSchemaError                   of an older version, and not this role's to migrate
     │   ├── DamagedFileError                   the file does not hold together
     │   ├── ReadOnlyStorageError               cannot be written
-    │   │   └── MissingGrantError              a database's role lacks a grant for it
+    │   │   ├── MissingGrantError              a database's role lacks a grant for it
+    │   │   └── MovedNamespaceError            the namespace is at another address by now
     │   ├── DiskFullError                      no space left
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
     ├── PlacementError (ValueError)            a placement of namespaces, with its line
@@ -250,6 +251,10 @@ class ReadOnlyStorageError(StorageError):
 
 class MissingGrantError(ReadOnlyStorageError):
     """The database refuses the role what was asked: it lacks a grant, or has another namespace."""
+
+
+class MovedNamespaceError(ReadOnlyStorageError):
+    """The namespace has moved: nothing is written here any more; a memory opened anew finds it."""
 
 
 class DiskFullError(StorageError):

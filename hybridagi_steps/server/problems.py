@@ -49,6 +49,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.DiskFullError: 507,
     errors.StorageBusyError: 503,
     errors.MissingGrantError: 503,
+    errors.MovedNamespaceError: 503,
     errors.ReadOnlyStorageError: 503,
     errors.StorageError: 500,
     errors.PlacementError: 500,

@@ -42,15 +42,22 @@ _LONGEST_END_SECONDS = 10.0
 _LAST_TASKS_SECONDS = 1.0
 _LAST_THREADS_SECONDS = 1.5
 """How long threads may take to end by themselves."""
+_TICKS_A_LOOK = 10
+"""Of uvicorn's, ten a second."""
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StepServer(uvicorn.Server):
     """A server that ends its streams and runs before it waits for connections to close."""
 
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        services: Services,
+        has_moved: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(config)
-        self._services = services
+        self._services, self._has_moved = services, has_moved
         self._end_by: float | None = None
         """When it ends, once a signal asked for that, though runs are still in flight."""
         self.given_up: threading.Timer | None = None
@@ -64,7 +71,9 @@ class StepServer(uvicorn.Server):
         self._end_when_idle()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look whether it is time to end."""
+        """Look whether it is time to end, or the memory is somewhere else by now."""
+        if counter % _TICKS_A_LOOK == 0 and self._end_by is None and self._has_moved():
+            self.handle_exit(signal.SIGTERM, None)
         self._end_when_idle()
         return await super().on_tick(counter)
 
@@ -116,8 +125,15 @@ def page_address(host: str, port: int, token: str) -> str:
     return f"http://{shown}:{port}/#token={quote(token, safe='')}"
 
 
-def serve(app: FastAPI, listening: socket.socket, on_ready: Callable[[], None]) -> set[Task[Any]]:
+def serve(
+    app: FastAPI,
+    listening: socket.socket,
+    on_ready: Callable[[], None],
+    has_moved: Callable[[], bool] = lambda: False,
+) -> set[Task[Any]]:
     """Serve until a signal asks to end; `on_ready` is called once requests are answered.
+
+    `has_moved`, asked each second, ends it in the same way.
 
     What ends it politely ends it in order: the memory is closed by whoever opened it.
 
@@ -137,7 +153,7 @@ def serve(app: FastAPI, listening: socket.socket, on_ready: Callable[[], None]) 
         limit_concurrency=services.settings.max_streams + _SPARE_FILES,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
-    server = StepServer(config, services)
+    server = StepServer(config, services, has_moved)
 
     async def run() -> None:
         serving = asyncio.create_task(server.serve(sockets=[listening]))

@@ -31,6 +31,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.step_text import own_text
+from hybridagi_steps.stores.address import lasting_address, shown_address
 from hybridagi_steps.stores.sql.copied_rows import Differences
 from hybridagi_steps.stores.sql.copy_tables import Comparison, CopyTables
 
@@ -106,6 +107,33 @@ class Copying(ABC):
     def _forget_cache(self) -> None:
         """Forget what was read of the store."""
 
+    def move_to(
+        self, address: str | os.PathLike[str], progress: Progress | None = None
+    ) -> CopyReport:
+        """Copy this namespace to another address, and let nobody write it here any more.
+
+        Others write meanwhile; who does so once it has moved gets MovedNamespaceError, whatever
+        process or version. All that was acknowledged before is in the copy. Asked again after a
+        kill, it goes on. `clear` gives the space back; what was cleared may be moved back to.
+
+        Args:
+            address: Where to, as of `copy_to`.
+            progress: Called with (done, total) rows.
+
+        Raises:
+            CopyError: As of `copy_to`; it has not moved then.
+            MissingGrantError: The role does not own the tables of this place; it has not moved.
+        """
+        source = tables_of(self._open_store)
+        self.copy_to(address, progress)
+        before = source.moved_to()
+        source.refuse_writes(shown_address(lasting_address(os.fspath(address))))
+        try:
+            return self.copy_to(address, progress)
+        except BaseException:
+            source.refuse_writes(before)
+            raise
+
     def copy_to(
         self, address: str | os.PathLike[str], progress: Progress | None = None
     ) -> CopyReport:
@@ -114,7 +142,7 @@ class Copying(ABC):
         Steps with scores, embeddings and prompts, revocations and consents, sessions with their
         branches and idempotency keys, under the same ids and in the same order. Others may write
         to this memory meanwhile, and nobody to the copy. What is erased here is erased from the
-        copy by the next call. Move a memory so: copy it, end its writers, copy it once more.
+        copy by the next call.
 
         Args:
             address: A file or postgresql://…; the namespace must be empty there, or be a copy of
@@ -173,6 +201,8 @@ class Copying(ABC):
                 f"the namespace {self.namespace!r} of {self.address} holds nothing; it has "
                 f"{there_are}."
             )
+        elif copy.moved_to() is not None:
+            copy.refuse_writes(None)  # it moves back to where it was cleared
         copy.note_copy("source", orjson.dumps([mark, None]).decode())
         return mark, ended is not None
 

@@ -45,12 +45,14 @@ def report(json_output: bool = False, **options: Any) -> None:
             *name.split(":"),
             *(number(cost[key], 1) for key in ("client_cpu", "server_cpu", "wall")),
             number(result["options"]["steps"] / cost["wall"], 0),
+            number(result["options"]["steps"] / (cost["client_cpu"] + cost["server_cpu"]), 0),
             number(cost.get("bytes", 0) / 1e6, 0) if cost.get("bytes") else "-",
         ]
         for name, cost in result["costs"].items()
     ]
-    columns = ["from → to", "", "CPU, s", "server", "wall, s", "steps/s", "copy, MB"]
+    columns = ["from → to", "", "CPU, s", "server", "wall, s", "steps/s", "of CPU", "copy, MB"]
     notes = [
+        "of CPU: steps a second that a core of both sides together would copy;",
         "copy: from an empty target until searches of both agree; again: nothing is left to do;",
         "floor: the same rows by sqlite3 and COPY alone.",
     ]

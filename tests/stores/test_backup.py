@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import stat
+import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from copied_memories import everything, fill
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
-from hybridagi_steps.errors import StorageError, UnsupportedAddressError
+from hybridagi_steps.errors import MovedNamespaceError, StorageError, UnsupportedAddressError
 from hybridagi_steps.stores.backup import back_up
 
 
@@ -27,8 +31,8 @@ def _steps(word: str, count: int) -> list[AgentStep]:
     ]
 
 
-def _memory(path: Path | str) -> StepMemory:
-    return StepMemory(str(path), embedder="hashing")
+def _memory(path: Path | str, namespace: str = "default") -> StepMemory:
+    return StepMemory(str(path), embedder="hashing", namespace=namespace)
 
 
 def test_a_backup_is_one_state_while_others_write(tmp_path: Path) -> None:
@@ -118,3 +122,32 @@ def test_no_file_is_replaced_and_none_is_left(tmp_path: Path) -> None:
 def test_the_database_of_a_server_is_not_written_into_a_file(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedAddressError, match="pg_dump"):
         back_up(object(), tmp_path / "backup.db")
+
+
+def test_a_dump_of_a_database_is_restored_for_another_owner(
+    postgres_server: Any, new_postgres_database: Callable[[], str], tmp_path: Path
+) -> None:
+    whole, restored = new_postgres_database(), new_postgres_database()
+    dump = tmp_path / "dump"
+
+    def run(program: str, *words: str | Path) -> None:
+        done = subprocess.run(
+            [postgres_server.bin_path / program, *words], check=False, stderr=subprocess.PIPE
+        )
+        assert done.returncode == 0, done.stderr.decode()
+
+    with _memory(whole) as memory:
+        fill(memory)
+        before = everything(memory)
+        with _memory(whole, namespace="gone") as gone:
+            gone.add(_steps("moved", 3))
+            gone.move_to(tmp_path / "elsewhere.db")
+        run("pg_dump", "--format=custom", "--enable-row-security", "--file", dump, whole)
+        memory.add(_steps("late", 2))
+    run("pg_restore", "--exit-on-error", "--no-owner", "--dbname", restored, dump)
+    with _memory(restored) as memory:
+        assert everything(memory) == before
+        assert memory.verify() == []
+        memory.add(_steps("new", 1))
+        with _memory(restored, namespace="gone") as gone, pytest.raises(MovedNamespaceError):
+            gone.add(_steps("late", 1))

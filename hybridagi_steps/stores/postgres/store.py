@@ -9,7 +9,7 @@ order: positions.py says up to where they are settled. database.py owns every co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import FRONTIER, StepLink
 from hybridagi_steps.stores.sql.lineage import SessionRow, row_checksums
+from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.session_commits import Commit
 from hybridagi_steps.stores.sql.tables import Connection, many
@@ -78,6 +79,15 @@ _REFRESH_STATISTICS = f"""BEGIN; SET LOCAL search_path TO {SCHEMA};
 _MAY_REWRITE_STATISTICS = b"""SELECT pg_has_role(datdba, 'USAGE') FROM pg_catalog.pg_database
     WHERE datname = current_database()"""
 _SEARCHED_HERE = f"SELECT to_regclass('{SCHEMA}.near') IS NOT NULL".encode()
+# A role that is bound to the namespace does not see where it has moved; it is told.
+_REFUSES = """CREATE OR REPLACE FUNCTION refuse_moved() RETURNS trigger LANGUAGE plpgsql
+    SECURITY DEFINER SET search_path FROM CURRENT AS $$
+    BEGIN
+        RAISE EXCEPTION 'it is %', (SELECT value FROM meta WHERE key = 'moved:' || TG_ARGV[0])
+            USING ERRCODE = 'HS001';
+    END $$"""
+_REFUSING = """CREATE TRIGGER moved_{kinds}_{n} BEFORE {events} ON {table} FOR EACH ROW
+    WHEN ({row}.namespace = {n}) EXECUTE FUNCTION refuse_moved({n})"""
 _PAGE = 1000
 _PAUSE_SECONDS = 0.02
 
@@ -337,6 +347,17 @@ class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
             return None
         self._know(new.session_id, now, last + len(messages))
         return last
+
+    def _refusing(self, place: str | None) -> Iterator[str]:
+        yield "SET LOCAL lock_timeout TO '300ms'"  # who waits longer would be seen as a deadlock
+        if place is not None:
+            yield _REFUSES
+        for table in RECORDED:
+            for events, row in (("INSERT OR UPDATE", "NEW"), ("DELETE", "OLD")):
+                named = {"kinds": row.lower(), "n": self._namespace, "table": table}
+                yield "DROP TRIGGER IF EXISTS moved_{kinds}_{n} ON {table}".format(**named)
+                if place is not None:
+                    yield _REFUSING.format(**named, events=events, row=row)
 
     def _neighbours(
         self, connection: Connection, links: Mapping[int, StepLink], *, before: bool

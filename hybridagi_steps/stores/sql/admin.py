@@ -239,12 +239,6 @@ class AdminTables(RetentionTables):
             remove_marks(connection, self._namespace)
         return len(rows)
 
-    def clear(self) -> None:
-        """Delete everything of this namespace."""
-        with self._db.writing() as connection:
-            self._forget_all(connection)
-            self._forget_learned(connection)
-
     def vacuum(self) -> None:
         """Delete what no session reads, and compact."""
         self.sweep()

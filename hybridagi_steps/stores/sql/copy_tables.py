@@ -25,7 +25,6 @@ from hybridagi_steps.stores.sql.copied_rows import (
     NAMED,
     PAGE,
     STEPS,
-    CopiedTables,
     Differences,
     Named,
     NamedRow,
@@ -38,6 +37,7 @@ from hybridagi_steps.stores.sql.copied_rows import (
     written,
 )
 from hybridagi_steps.stores.sql.lineage import OPEN_END, Row, row_checksums, take_number
+from hybridagi_steps.stores.sql.moved import MovedTables
 from hybridagi_steps.stores.sql.tables import Connection, many
 
 _NEW_VECTOR = """INSERT INTO embedding (namespace, row, checksum,
@@ -84,7 +84,7 @@ class Comparison:
     """The source's branches, by the target's."""
 
 
-class CopyTables(CopiedTables):
+class CopyTables(MovedTables):
     """A namespace that is copied, or is a copy."""
 
     _add_message: str

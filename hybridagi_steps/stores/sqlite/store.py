@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, Admi
 from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import StepLink
+from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
@@ -45,6 +46,9 @@ _INVARIANTS = {
     **BRANCH_INVARIANTS,
     **PROMPT_INVARIANTS,
 }
+# An overflow, since a constraint that is not met is taken for an id that is there already.
+_REFUSING = """CREATE TRIGGER moved_{table}_{kind}_{n} BEFORE {kind} ON {table}
+    WHEN {row}.namespace = {n} BEGIN SELECT abs(-9223372036854775808); END"""
 _WAL_RESET_FIXED = (3, 51, 3)
 
 
@@ -145,6 +149,14 @@ class SqliteStepStore(SqliteAdmin, CopyTables):
             else Database(Path(path), durability, timeout_seconds)
         )
         super().__init__(database, namespace)
+
+    def _refusing(self, place: str | None) -> Iterator[str]:
+        for table in RECORDED:
+            for kind, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):
+                named = {"table": table, "kind": kind, "row": row, "n": self._namespace}
+                yield "DROP TRIGGER IF EXISTS moved_{table}_{kind}_{n}".format(**named)
+                if place is not None:
+                    yield _REFUSING.format(**named)
 
     def _neighbours(
         self, connection: Connection, links: Mapping[int, StepLink], *, before: bool
