@@ -22,7 +22,7 @@ from hybridagi_steps.durable.session_runs import DurableRunner
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.running.execution import RunResult
 from tests.cluster.cluster import ROOT, Cluster, Shape, started
-from tests.cluster.deployment import copied_paths
+from tests.cluster.deployment import copied_paths, installed_extras
 from tests.cluster.failover import failover
 from tests.cluster.postgres import PATIENCE_SECONDS
 from tests.cluster.streams import check_killed
@@ -146,9 +146,9 @@ async def _result(durable: DurableRunner, run_id: str) -> RunResult:
 
 def check(workers: int) -> int:
     """Try a cluster of an installed wheel, and both kinds of takeover; print what happened."""
-    with unpacked_wheel() as package:
-        shape = Shape(databases=1, synchronous=True, workers=workers, package=package)
-        _tell(f"the processes of compose.yaml, from {package.name}")
+    with installed_wheel() as environment:
+        shape = Shape(databases=1, synchronous=True, workers=workers, environment=environment)
+        _tell("the processes of compose.yaml, of a wheel in an environment of its own")
         with started(shape, tell=lambda name: _tell(f"  {name} runs")) as cluster:
             check_doors(cluster)
             check_one_memory(cluster)
@@ -174,19 +174,26 @@ def check(workers: int) -> int:
 
 
 @contextmanager
-def unpacked_wheel() -> Generator[Path]:
-    """Build the wheel from what the Dockerfile takes along; install it without its dependencies."""
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+def installed_wheel() -> Generator[Path]:
+    """Build the wheel from what the Dockerfile takes along, and install it as that does.
+
+    Dependencies come from where pip finds them, into a new virtual environment.
+    """
+    pip = ["-m", "pip", "--disable-pip-version-check", "-q"]
     with tempfile.TemporaryDirectory(prefix="wheel-") as name:
-        source, wheels, package = (Path(name, part) for part in ("source", "wheels", "package"))
+        source, wheels, environment = (Path(name, part) for part in ("source", "wheels", "venv"))
         for path in copied_paths():
             target = source / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
-        subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source], check=True)
-        [wheel] = wheels.glob("*.whl")
-        subprocess.run([*pip, "install", "--no-deps", "--target", package, wheel], check=True)
-        yield package
+        build = [sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", wheels, source]
+        subprocess.run(build, check=True)
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+        [wheel], constraints = wheels.glob("*.whl"), ROOT / ".ci" / "constraints.txt"
+        wanted = f"{wheel}[{','.join(installed_extras())}]"
+        python = environment / "bin" / "python"
+        subprocess.run([python, *pip, "install", "-c", constraints, wanted], check=True)
+        yield environment
 
 
 def _say_once(client: httpx.Client, session_id: str, message: str) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,8 +51,8 @@ class Shape:
     program: str = PROGRAM
     options: tuple[str, ...] = ()
     """More words for each server."""
-    package: Path = ROOT
-    """The folder from which the package is imported: the checkout, or that of an unpacked wheel."""
+    environment: Path | None = None
+    """A virtual environment with the wheel, whose command is what runs; None: the checkout."""
 
     @property
     def parts(self) -> int:
@@ -64,12 +64,17 @@ class Service:
     """One process of the command line, its output in a file."""
 
     def __init__(
-        self, name: str, words: list[str], environment: Mapping[str, str], folder: Path
+        self,
+        name: str,
+        words: list[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        entry: Sequence[str | Path] = (sys.executable, "-m", "hybridagi_steps"),
     ) -> None:
         self.name, self.words, self._log = name, words, folder / f"{name}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hybridagi_steps", *words],
+                [*entry, *words],
                 env={**os.environ, **environment},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -180,24 +185,35 @@ def _start_services(cluster: Cluster, stack: ExitStack, tell: Callable[[str], ob
         "HYBRIDAGI_STEPS_TOKEN": cluster.token,
         "HYBRIDAGI_STEPS_CACHE": "no",
         "DSPY_CACHEDIR": str(cluster.folder / "dspy"),
-        "PYTHONPATH": os.pathsep.join(map(str, (cluster.shape.package, ROOT))),
+        "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
     }
+    variables, entry = (
+        {"STEPS_PROGRAM": cluster.shape.program},
+        [sys.executable, "-m", "hybridagi_steps"],
+    )
+    if (installed := cluster.shape.environment) is not None:
+        program = cluster.folder / "program"  # mounted so into a container
+        program.mkdir()
+        shutil.copy(ROOT / "tests" / "cluster" / "program.py", program)
+        environment["PYTHONPATH"] = str(program)
+        variables, entry = {}, [str(installed / "bin" / "hybridagi-steps")]
     for kind, count in (("server", cluster.shape.servers), ("worker", cluster.shape.workers)):
         services = cluster.servers if kind == "server" else cluster.workers
         for number in range(count):
-            name, words = f"{kind}-{number + 1}", _words(cluster.shape, kind, number)
-            services.append(Service(name, words, environment, cluster.folder))
+            name = f"{kind}-{number + 1}"
+            words = _words(cluster.shape, kind, number, variables)
+            services.append(Service(name, words, environment, cluster.folder, entry))
             stack.callback(services[-1].close)
     for service in (*cluster.servers, *cluster.workers):
         service.wait()
         tell(service.name)
 
 
-def _words(shape: Shape, kind: str, number: int) -> list[str]:
+def _words(shape: Shape, kind: str, number: int, variables: Mapping[str, str]) -> list[str]:
     """Return the command of a service in the compose file, with addresses of this machine."""
     composed = [service for name, service in our_services().items() if name.startswith(kind)]
-    words = command_of(composed[number % len(composed)], {"STEPS_PROGRAM": shape.program})
+    words = command_of(composed[number % len(composed)], variables)
     free = ["--port", "0", *shape.options] if kind == "server" else []
     return [*(_PLACES.get(word, word) for word in words), *free]
 

@@ -89,3 +89,9 @@ def copied_paths() -> list[Path]:
 def settings_of(instruction: Instruction) -> dict[str, str]:
     """Return the variables that an ENV sets."""
     return dict(word.split("=", 1) for word in shlex.split(instruction.words))
+
+
+def installed_extras() -> set[str]:
+    """Return the extras that the second stage installs the wheel with."""
+    [install] = [one.words for one in stages()[1] if "pip install" in one.words]
+    return set(re.findall(r"\[([\w,]+)\]", install)[0].split(","))
