@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks.peers import OURS
+from tests.benchmarks.postgres_tables import tables as postgres_tables
 from tests.benchmarks.recorder import peer_table as recorder_table
 from tests.benchmarks.search_peers import ADDS, KNOWN, NUMPY
 from tests.benchmarks.search_peers import peer_tables as search_tables
@@ -244,6 +245,13 @@ def details(results: Results) -> str:
         recorder_table(results["recorder"]["peers"]),
     ]
     return "\n\n".join(_with_notes(table) for table in tables)
+
+
+def on_postgres(results: Results) -> str:
+    """Return the tables of PostgreSQL as Markdown, and the machine they were measured on."""
+    found = results["postgres_peers"]
+    tables = [_with_notes(table) for table in postgres_tables(found, walls=False)]
+    return "\n\n".join([*tables, f"On {found['machine']}."])
 
 
 def _with_notes(table: Table) -> str:

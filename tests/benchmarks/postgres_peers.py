@@ -358,9 +358,8 @@ def _rows(
     peers: Sequence[Peer], found: dict[str, Any], sides: dict[str, PostgresSide]
 ) -> dict[str, Any]:
     """Return a row for each peer, with what it takes in units of ours and what it stores."""
-    ours = found[OURS]
-    units = ours["turns"]
+    ours = found[OURS]["turns"]
     for name, row in found.items():
-        row["cpu_ratio"] = median(a / b for a, b in zip(row["turns"], units, strict=True))
+        row["cpu_ratio"] = median(a / b for a, b in zip(row.pop("turns"), ours, strict=True))
         row["settings"] = sides[name].settings
     return {peer.name: found.get(peer.name, {"missing": NOT_INSTALLED}) for peer in peers}

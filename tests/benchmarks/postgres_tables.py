@@ -8,9 +8,27 @@ from typing import Any
 
 from tests.benchmarks.tables import Table, number
 
+_COLUMNS = {
+    "client_us": ("client", 0),
+    "server_us": ("server", 0),
+    "cpu_ratio": ("x ours", 2),
+    "p50_ms": ("p50 ms", 2),
+    "p99_ms": ("p99 ms", 2),
+    "log_bytes": ("log", 0),
+    "bytes": ("bytes", 0),
+    "statements": ("sent", 1),
+    "recall": ("recall", 3),
+}
+_WALLS = ("p50_ms", "p99_ms")
 
-def tables(result: Mapping[str, Any]) -> list[Table]:
-    """Return what each part printed, what the sides store below the last."""
+
+def tables(result: Mapping[str, Any], *, walls: bool = True) -> list[Table]:
+    """Return a table for each part, what the sides store below the last.
+
+    Args:
+        result: What was measured.
+        walls: Whether to show latencies, which mean nothing where others kept the machine busy.
+    """
     parts = {
         f"append of a step ({result['steps_bytes']:.0f} bytes)": result["stored"],
         "append, and found by words and meaning": result["found"],
@@ -18,9 +36,10 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     parts |= {f"loop of {n} steps, a step of it": part for n, part in result["loops"].items()}
     size = f"{result['options']['size']:,}"
     parts |= {f"1 % of {size}, by {way}": part for way, part in result["searches"].items()}
-    columns = ("client", "server", "x ours", "p50 ms", "p99 ms", "log", "bytes", "sent", "recall")
+    shown = {key: column for key, column in _COLUMNS.items() if walls or key not in _WALLS}
+    heads = ["", *(head for head, _ in shown.values())]
     found = [
-        Table(what, ["", *columns], [[name, *_cells(row)] for name, row in part.items()])
+        Table(what, heads, [[name, *_cells(row, shown)] for name, row in part.items()])
         for what, part in parts.items()
     ]
     settings = {
@@ -29,19 +48,17 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
         for name, row in part.items()
         if "settings" in row
     }
-    versions = dict.fromkeys(result["peers"].values())
+    versions = {one: None for found in result["peers"].values() for one in found.split(", ")}
     notes = [
         "CPU in µs and both in units of ours; log (WAL) and tables with indexes in bytes; "
-        "sent: statements; what flush takes is in CPU, log and bytes, not in p50 and p99",
+        "sent: statements; what flush takes is in CPU, log and bytes, not in latencies",
         *(f"{name}: {words}" for name, words in settings.items()),
         f"load average before: {result['load_average']}; {', '.join(versions)}",
     ]
     return [*found[:-1], replace(found[-1], notes=notes)]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], shown: Mapping[str, tuple[str, int]]) -> list[str]:
     if "missing" in row:
-        return [str(row["missing"]), *[""] * 8]
-    digits = {"client_us": 0, "server_us": 0, "cpu_ratio": 2, "p50_ms": 2, "p99_ms": 2}
-    digits |= {"log_bytes": 0, "bytes": 0, "statements": 1, "recall": 3}
-    return [number(row.get(key), places) for key, places in digits.items()]
+        return [str(row["missing"]), *[""] * (len(shown) - 1)]
+    return [number(row.get(key), digits) for key, (_, digits) in shown.items()]

@@ -15,10 +15,10 @@ import orjson
 
 from hybridagi_steps.errors import ExchangeError
 from tests.benchmarks import CHECKOUT
-from tests.benchmarks.comparison import comparison, details, headline, margins
+from tests.benchmarks.comparison import comparison, details, headline, margins, on_postgres
 from tests.benchmarks.tables import markdown, print_json
 
-MEASUREMENTS = ("quality", "write", "search", "recorder", "lexical", "embed")
+MEASUREMENTS = ("quality", "write", "search", "recorder", "lexical", "embed", "postgres_peers")
 README = Path("README.md")
 PAGE = Path(".github", "docs", "benchmarks.md")
 RESULTS = Path(".github", "measured.json")
@@ -76,6 +76,7 @@ def sections(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "comparison": comparison(results),
             "margins": margins(results),
             "peers": details(results),
+            "postgres": on_postgres(results),
         },
     }
 
