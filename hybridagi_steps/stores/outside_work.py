@@ -6,6 +6,7 @@ PostgreSQL's. Whether a run is to go, the caller says.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ from hybridagi_steps.errors import StorageError
 from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.stores.address import is_server, shown_address
+
+_USER = re.compile(r"^[^@/?]*@|(?<=[?&])user=[^&]*&?")
 
 
 def erase_outside(
@@ -33,6 +36,8 @@ def erase_outside(
     planned = plan_runs(plans)
     queues = {place: place for place in store.places()}
     if address.startswith("postgres"):
+        own = _database(address)  # which other users have noted under theirs
+        queues = {place: place for place in queues if _database(place) != own}
         queues[shown_address(address)] = address
     elif (own := Path(f"{address}.runs").absolute()).is_file():
         queues[str(own)] = str(own)
@@ -50,6 +55,11 @@ def erase_outside(
         except (OSError, ValueError):
             unreached[str(state)] = None
     return list(unreached)
+
+
+def _database(address: str) -> str:
+    """Return which database an address means, whoever opens it."""
+    return _USER.sub("", shown_address(address).partition("://")[2])
 
 
 def _erase_from_server(address: str, gone: Callable[[QueuedRun], bool]) -> None:

@@ -224,6 +224,7 @@ def test_a_purge_leaves_no_word_in_the_queue(postgres_address: str) -> None:
         kept = asyncio.run(durable.submit("kept", "a word that stays"))
         gone = asyncio.run(durable.submit("gone", "a secret that goes"))
         assert "a secret that goes" in pages(postgres_address)
+        memory.note_queue(memory.address.replace("postgres@", "ann@"))  # as another role notes it
         assert memory.purge({"session_id": "gone"}).unreached == ()
         left = pages(postgres_address)
         assert "a secret that goes" not in left
