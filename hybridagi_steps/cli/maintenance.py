@@ -299,8 +299,10 @@ def grant(
 ) -> None:
     """Bind a PostgreSQL role to a namespace; as the owner of the tables."""
     from hybridagi_steps.cli import render
+    from hybridagi_steps.stores.placement import placed
     from hybridagi_steps.stores.postgres import roles
 
+    db, namespace = placed(db, namespace)
     roles.grant(db, role, roles.as_rights(rights), namespace=namespace)
     does = "sees nothing of" if rights == "none" else f"is {rights} of"
     typer.echo(render.plain(f"{role} {does} namespace {namespace} in {named(db)}."))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not insta
 
 from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
 from hybridagi_steps.stores.postgres import store as postgres_store  # noqa: E402
+from hybridagi_steps.stores.postgres.live_runs import LiveRuns  # noqa: E402
 from hybridagi_steps.stores.postgres.roles import grant  # noqa: E402
 from hybridagi_steps.stores.postgres.schema import latest_version  # noqa: E402
 
@@ -329,8 +331,21 @@ def test_rights_are_taken_back(roles: Roles, capsys: pytest.CaptureFixture[str])
 
 def test_a_role_that_nobody_admitted_is_told_what_it_lacks(roles: Roles) -> None:
     fill(roles.owner, "a")
+    stranger = roles.login("stranger")
     with pytest.raises(MissingGrantError, match="USAGE on the schema hybridagi_steps"):
-        hs.StepMemory(roles.login("stranger"), namespace="a")
+        hs.StepMemory(stranger, namespace="a")
+    LiveRuns(roles.owner, "a").close()
+    with pytest.raises(ReadOnlyStorageError, match="hybridagi-steps grant ROLE --rights writer"):
+        LiveRuns(stranger, "a")
+
+
+def test_a_placement_says_where_a_role_is_bound(roles: Roles, tmp_path: Path) -> None:
+    stranger = roles.login("stranger")
+    (tmp_path / "places.toml").write_text(f'[namespaces]\na = "{roles.owner}"\n')
+    command = ["grant", name_of(stranger), "--rights", "writer"]
+    assert main([*command, "--db", str(tmp_path / "places.toml#a")]) == 0
+    with hs.StepMemory(stranger, embedder="hashing", namespace="a") as memory:
+        memory.add(step(id="one"))
 
 
 def test_bad_grants_are_refused(roles: Roles) -> None:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from hybridagi_steps.errors import InvalidSettingError, UnsupportedAddressError
 from hybridagi_steps.stores.address import is_server, shown_address
+from hybridagi_steps.stores.placement import placed
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.work_tables import isolate
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
@@ -31,7 +32,7 @@ def grant(address: str, role: str, rights: Rights | None, *, namespace: str = "d
     changes with its next statement.
 
     Args:
-        address: The database, as the owner of its tables reaches it.
+        address: The database, as the owner of its tables reaches it, or `placement.toml#name`.
         role: A role that is there.
         rights: What it may do; None binds it to this namespace no longer.
         namespace: Which steps.
@@ -41,6 +42,7 @@ def grant(address: str, role: str, rights: Rights | None, *, namespace: str = "d
         MissingGrantError: Whoever asks does not own the tables.
     """
     rights = as_rights(rights or _NONE)
+    address, namespace = placed(address, namespace)
     if not is_server(address):
         raise UnsupportedAddressError(
             f"{address} is a file, which has no roles; chmod protects it."

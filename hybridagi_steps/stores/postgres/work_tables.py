@@ -144,9 +144,10 @@ def prepare(raw: Raw, conninfo: str) -> None:
         raw.execute(_ISOLATE.encode())
     except psycopg.errors.InsufficientPrivilege as error:
         raise ReadOnlyStorageError(
-            f"{shown_address(conninfo)} has no schema {WORK_SCHEMA} for what is in progress, and "
-            f"this user may not create it: let its owner start a server or worker once, or GRANT "
-            f"CREATE ON DATABASE, and let this one use it: GRANT ALL ON ALL TABLES IN SCHEMA."
+            f"{shown_address(conninfo)}: this role may neither use nor create {WORK_SCHEMA}, the "
+            "schema of what is in progress. Let the owner of the memory start a server or worker "
+            "once, which creates it, then: hybridagi-steps grant ROLE --rights writer --namespace "
+            "NAME."
         ) from error
     except psycopg.Error as error:
         raise translated_from(error, conninfo) from error
