@@ -23,6 +23,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.stores.checksums import REMEDY
 
+RIGHTS = "reader (to read), writer (to add, too) or server (to change and delete, too)"
 _Meaning = tuple[type[StorageError], str]
 
 _BUSY: _Meaning = (StorageBusyError, "is held by another writer; try again when it is done")
@@ -35,7 +36,7 @@ _READ_ONLY: _Meaning = (ReadOnlyStorageError, "cannot be written by this user, o
 _NOT_GRANTED: _Meaning = (
     MissingGrantError,
     "refuses this role what it asked for; who owns the tables can grant it: hybridagi-steps grant "
-    "ROLE --rights writer --namespace NAME",
+    f"ROLE --namespace NAME --rights {RIGHTS}",
 )
 _NOT_WHOLE: _Meaning = (
     DamagedFileError,

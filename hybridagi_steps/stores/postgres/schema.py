@@ -26,6 +26,7 @@ from hybridagi_steps.errors import (
     OlderSchemaError,
 )
 from hybridagi_steps.stores.address import checked_server, shown_address
+from hybridagi_steps.stores.postgres.driver_errors import RIGHTS
 from hybridagi_steps.stores.sql.tables import numbered_scripts
 
 SCHEMA = "hybridagi_steps"
@@ -97,7 +98,7 @@ def version_of(connection: Connection[Any], name: str) -> int:
         missing = "SELECT on the table meta" if allowed.enter else f"USAGE on the schema {SCHEMA}"
         raise MissingGrantError(
             f"{name}: the role {allowed.role} lacks {missing}; {allowed.owner}, who owns it, can "
-            f"grant that: hybridagi-steps grant {allowed.role} --rights writer --namespace NAME."
+            f"grant that: hybridagi-steps grant {allowed.role} --namespace NAME --rights {RIGHTS}."
         )
     marks = _marks(connection) if "meta" in found else {}
     if marks.get("application") != _APPLICATION:
