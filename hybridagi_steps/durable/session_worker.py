@@ -14,6 +14,7 @@ import asyncio
 import logging
 import sys
 import threading
+from contextvars import Context
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -291,7 +292,8 @@ class SessionWorker:
         last = turn[-1] if turn else None
         if last is not None and last.is_assistant_step() and not last.has_tool_calls():
             return {"data": _stored_ending(turn)}
-        if await in_thread(partial(self._cancelled, [run_id])):
+        # In a context of its own: inside its workflow DBOS would keep the answer, and repeat it.
+        if await in_thread(partial(Context().run, self._cancelled, [run_id])):
             return {"data": {"status": "cancelled", "termination_reason": "cancelled"}}
         if last is None:
             events = self._runner.run_stream(
