@@ -23,6 +23,8 @@ FloatMatrix = npt.NDArray[np.float32]
 """Vectors as rows, shape (n, d)."""
 FloatVector = npt.NDArray[np.float32]
 """One vector or one score per row."""
+ShortVector = npt.NDArray[np.int16]
+"""One vector in whole numbers."""
 Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
 ABANDONED = "abandoned"
@@ -114,7 +116,7 @@ class VectorRow(NamedTuple):
 
     row: int
     text_hash: int
-    vector: FloatVector | None
+    vector: FloatVector | ShortVector | None
     scoped: bool
     """As in TextRow; ignored on save."""
 

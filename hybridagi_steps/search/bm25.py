@@ -11,7 +11,7 @@ Reference: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ from hybridagi_steps.search.posting_blocks import (
     PostingBlocks,
 )
 from hybridagi_steps.search.vector_rows import standing_among
-from hybridagi_steps.search.vocabulary import Vocabulary
+from hybridagi_steps.search.vocabulary import Spelled, Vocabulary, cut_words
 
 FEW = 256
 """Documents whose words are counted one by one rather than looked for in postings."""
@@ -160,36 +160,22 @@ class LexicalIndex:
         A `Document` may have further words: they are found, with a count of 0, which weighs
         `FURTHER`, and do not make it longer. New ones get a block when they are first looked in.
         """
-        given = iter(documents)
-        while some := [*islice(given, _ADDED_AT_ONCE)]:
-            held = (d if isinstance(d, Document) else Document(*d) for d in some)
-            added = {document.row: document for document in held}
-            parts = [part for each in added.values() for part in (each.words, each.further)]
-            sizes = np.fromiter(map(len, parts), np.int64, len(parts)).reshape(-1, 2)
-            own_from = np.array([each.own_from for each in added.values()], np.int64)
-            own_from = np.minimum(own_from, sizes[:, 0])
-            lengths = np.column_stack((own_from, sizes[:, 0] - own_from, sizes[:, 1]))
-            self._add([*added], chain.from_iterable(parts), lengths)
-        self._drop_if_many()
+        held = (d if isinstance(d, Document) else Document(*d) for d in documents)
+        self.add_lines((each.row, _line(each)) for each in held)
 
     def add_lines(self, lines: Iterable[tuple[int, str]]) -> None:
         """Add documents as (row, line) in the form that `TextRow.tokens` has; see `add`.
 
-        Words of one document are never a list of their own: a collector of garbage would walk over
-        millions of them again and again.
+        No word becomes an object of its own: making them took longer than all that is done with
+        them, and a collector of garbage would walk over lists of them again and again.
         """
         given = iter(lines)
         while some := dict(islice(given, _ADDED_AT_ONCE)):
-            parts = [part for line in some.values() for part in _parts(line)]
-            counts = (part.count(" ") + 1 if part else 0 for part in parts)
-            lengths = np.fromiter(counts, np.int64, len(parts)).reshape(-1, 3)
-            text = " ".join(filter(None, parts))
-            self._add([*some], text.split(" ") if text else (), lengths)
+            words, parts = cut_words("\r".join(map(_in_three_parts, some.values())) + "\r")
+            self._add([*some], words, parts.reshape(-1, 3))
         self._drop_if_many()
 
-    def _add(
-        self, added: Sequence[int], words: Iterable[str], lengths: npt.NDArray[np.int64]
-    ) -> None:
+    def _add(self, added: Sequence[int], words: Spelled, lengths: npt.NDArray[np.int64]) -> None:
         """Add documents without blocks; lengths of the others' words, own ones and further ones."""
         rows = np.array(added, np.int64)
         newest = self._rows[max(self._size - 1, 0) : self._size]
@@ -197,7 +183,7 @@ class LexicalIndex:
         if not self._ascending:
             self.remove(rows)
         whole, window = lengths.sum(axis=1), lengths[:, :2].sum(axis=1)
-        ids = self.vocabulary.number(words, int(whole.sum()))
+        ids = self.vocabulary.number(words)
         self._count_in(ids, whole)
         self.forward.extend(ids, whole, lengths[:, 0], window)
         self._take_in(rows, window)
@@ -211,7 +197,6 @@ class LexicalIndex:
         held = (ids << 32) | np.repeat(np.arange(len(lengths)), lengths)
         held.sort()
         np.add.at(self._holding, held[changing(held)] >> 32, _ONE)
-        self.vocabulary.shrink(self._holding, self._documents)
 
     def _take_in(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> None:
         end = self._size + len(rows)
@@ -242,8 +227,8 @@ class LexicalIndex:
 
     def statistics(self, terms: Iterable[str]) -> Statistics:
         """Return what the weights of `terms` depend on, counting live documents only."""
-        numbers = {term: self.vocabulary.find(term) for term in terms}
-        found = {t: 0 if n < 0 else int(self._holding[n]) for t, n in numbers.items()}
+        numbers = zip(asked := [*terms], self.vocabulary.find(asked), strict=True)
+        found = {t: 0 if n < 0 else int(self._holding[n]) for t, n in numbers}
         return Statistics(self._documents, self.average_length, found)
 
     def match(self, terms: Iterable[str], statistics: Statistics | None = None) -> Match:
@@ -288,7 +273,7 @@ class LexicalIndex:
 
     def numbers(self, terms: Iterable[str]) -> npt.NDArray[np.int64]:
         """Return the number of each term, -1 for those that no document holds."""
-        return np.array([self.vocabulary.find(term) for term in terms], np.int64)
+        return np.array(self.vocabulary.find([*terms]), np.int64)
 
     @property
     def average_length(self) -> float:
@@ -343,7 +328,7 @@ class LexicalIndex:
     def _drop_removed(self) -> None:
         live, used = self._live[: self._size], self._holding[: len(self.vocabulary)] > 0
         renumbered = np.cumsum(used) - 1
-        self.vocabulary.keep(used)
+        self.vocabulary = self.vocabulary.keeping(used)
         self._holding = self._holding[: len(used)][used]
         self.forward.renumber(live, renumbered)
         self._rows = self._rows[: self._size][live]
@@ -572,11 +557,18 @@ class Match:
         best.take_in(found.block.start, sums)
 
 
-def _parts(line: str) -> tuple[str, str, str]:
-    """Return the words of a line that show another document, its own, and further ones."""
-    window, further, *_ = (*line.split("\n", 2), "")
-    glimpse, _, own = window.rpartition("\t")
-    return glimpse, own, further
+def _line(document: Document) -> str:
+    """Return the words of a document as a line."""
+    _, words, further, first = document
+    return f"{' '.join(words[:first])}\t{' '.join(words[first:])}\n{' '.join(further)}"
+
+
+def _in_three_parts(line: str) -> str:
+    """Return words that show another document, a tab, own ones, a line feed, further ones."""
+    if line.count("\n") != 1:
+        window, further, *_ = (*line.split("\n", 2), "")
+        line = f"{window}\n{further}"
+    return line if "\t" in line else f"\t{line}"
 
 
 def _best(scores: _Scores, k: int) -> npt.NDArray[np.intp]:

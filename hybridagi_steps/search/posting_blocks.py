@@ -33,7 +33,7 @@ FURTHER = 0.2
 on the half of the shipped runs that is for tuning, see `python -m tests.benchmarks quality`."""
 
 _STEPS = 255
-_AT_ONCE = 2**13
+_AT_ONCE = 2**12
 """Documents whose words are sorted at a time: sorting those of a whole block took 250 MB."""
 _ROUNDING = 1e-5
 _GROWTH = 2

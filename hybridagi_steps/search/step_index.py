@@ -40,7 +40,7 @@ from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
 FILTER_FORMAT = 1
-FORMAT = 9
+FORMAT = 10
 """Layout of the cache; another one is not read."""
 
 IN_MEMORY = ":memory:"
@@ -157,6 +157,7 @@ class StepIndex:
             changes = self._store.changes(self.position, limit=PAGE)
             if changes.position.epoch != self.position.epoch:
                 self._reset()
+            self.own.vectors.expect(target.vector - self.position.vector)
             self._apply(changes)
             self.position = changes.position
             # A page that is not full has all there was when it was read, which was after the call.
@@ -302,7 +303,7 @@ class StepIndex:
             usable = [v for v in changes.vectors if v.scoped == scoped and v.vector is not None]
             if usable:
                 rows = np.array([item.row for item in usable], np.int64)
-                shard.vectors.add(rows, np.stack([np.asarray(item.vector) for item in usable]))
+                shard.vectors.add(rows, np.array([item.vector for item in usable]))
         if len(gone):  # looking for nothing takes as long as adding a step
             self.columns.remove(gone)
             for shard in self.shards(own_only=False):

@@ -120,6 +120,11 @@ class FaissIndex:
             self._store.append(row_numbers, units)
             self._compact_if_worth_it()
 
+    def expect(self, count: int) -> None:
+        """Take note that about so many rows will be added."""
+        with self._lock:
+            self._store.expected = self._store.count + count
+
     def remove(self, rows: npt.ArrayLike) -> int:
         """Forget rows; unknown ones are skipped. Returns how many were held."""
         with self._lock:

@@ -24,8 +24,10 @@ Positions = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
 _FIRST_CAPACITY = 256
+_MOST_ROOM = 8
+"""So many times as many rows as are held there is room for, whatever is expected."""
 _WIDEST_TABLE = 32
-_AT_ONCE = 2**14
+_AT_ONCE = 2**11
 _LARGEST = np.iinfo(np.int16).max
 
 
@@ -95,6 +97,8 @@ class VectorStore:
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
+        self.expected = 0
+        """About how many rows there will be: room for them is made at once."""
         self.count = 0
         self.dead = 0
         self._vectors: FloatMatrix = np.empty((0, dimension), np.float32)
@@ -241,7 +245,8 @@ class VectorStore:
 
     def _reserve(self, count: int) -> None:
         """Make room for `count` positions; what was handed out as views stays as it was."""
-        capacity = max(_FIRST_CAPACITY, count + count // 2)  # untouched pages cost nothing
+        # Untouched pages cost nothing.
+        capacity = max(_FIRST_CAPACITY, count + count // 2, min(self.expected, _MOST_ROOM * count))
         if count > len(self._vectors) or not self._vectors.flags.writeable:
             vectors = np.empty((capacity, self.dimension), np.float32)
             vectors[: self.count] = self.vectors

@@ -1,38 +1,79 @@
 """The vocabulary: numbers of terms, and the pieces of words that share four letters.
 
 The terms of a large memory are mostly references that stand in one step: in a dictionary of Python
-they took more room than their postings a third. So they stand side by side as bytes, with a sorted
-table of hashes that a file of the index brings along. A dictionary holds those at hand: what was
-asked for lately, and new terms until the table takes them in. A hash is never believed: the bytes
-are compared.
+they took more room than their postings a third. So they stand side by side as bytes, with a table
+of numbers in which a hash says where to look: a file of the index brings both along. The words of a
+thousand documents are looked up side by side, none of them as an object of its own. A hash is never
+believed: the bytes are compared; and it begins with a secret, so that nobody makes up words that
+all stand in one place.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import distinct
 from hybridagi_steps.search.forward_index import Counts, TermSlots, Words, counted
-from hybridagi_steps.search.key_columns import Column
 
 PIECE = 4
 """Bytes of a piece of a word: letters, in ASCII."""
-AT_HAND = 2**17
-"""Terms in the dictionary, 100 to 150 bytes each, from which the table takes them in."""
-COMMON = 256
-"""Terms of more than one in so many documents stay at hand."""
+MOST_ASKED = 10_000
+"""Terms of queries whose numbers are remembered."""
 Spelling = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 """All terms as one UTF-8 text, and behind which byte of it each ends."""
 
-_KINDS = {"text": np.uint8, "ends": np.int64, "hashes": np.uint64, "numbers": np.int32}
+_KINDS = {"text": np.uint8, "bounds": np.int64, "slots": np.int32, "secret": np.uint64}
+_CHUNK = 8
+"""Bytes that are compared at once; so many stand behind the last one of a text."""
 _HASH_BITS = 15
 _HASHES = 2**_HASH_BITS
+_LEAST_SLOTS = 10
+_MASKS = np.array([(1 << 8 * count) - 1 for count in range(_CHUNK + 1)], np.uint64)
+_EMPTY = -1
+
+_Places = npt.NDArray[np.int64]
+
+
+class Spelled(NamedTuple):
+    """Words in a text of UTF-8 that has eight bytes more behind it."""
+
+    letters: npt.NDArray[np.uint8]
+    starts: _Places
+    lengths: _Places
+    """In bytes."""
+
+    def at(self, places: npt.NDArray[np.intp]) -> Spelled:
+        """Return some of them."""
+        return Spelled(self.letters, self.starts[places], self.lengths[places])
+
+    def chunk(self, first: int, places: npt.NDArray[np.intp] | slice) -> npt.NDArray[np.uint64]:
+        """Return eight bytes of some words from the first-th on; behind the last ones stand 0."""
+        numbers = np.ndarray((len(self.letters) - _CHUNK + 1,), "<u8", self.letters, 0, (1,))
+        rest = np.minimum(self.lengths[places] - first, _CHUNK)
+        return numbers[self.starts[places] + first] & _MASKS[rest]
+
+    def hashes(self, secret: np.uint64) -> npt.NDArray[np.uint64]:
+        """Return a hash of each, of which the highest bits are best."""
+        found = self.chunk(0, slice(None)) * secret
+        for first in range(_CHUNK, int(self.lengths.max(initial=0)), _CHUNK):
+            (longer,) = (self.lengths > first).nonzero()
+            mixed = found[longer] ^ (found[longer] >> np.uint64(32)) ^ self.chunk(first, longer)
+            found[longer] = mixed * secret
+        return (found ^ (found >> np.uint64(32))) * secret
+
+    def same(self, other: Spelled) -> npt.NDArray[np.bool_]:
+        """Return which are spelled as the other ones in their places."""
+        equal = self.lengths == other.lengths
+        equal &= self.chunk(0, slice(None)) == other.chunk(0, slice(None))
+        for first in range(_CHUNK, int(self.lengths.max(initial=0)), _CHUNK):
+            (longer,) = (equal & (self.lengths > first)).nonzero()
+            equal[longer] = self.chunk(first, longer) == other.chunk(first, longer)
+        return equal
 
 
 class Vocabulary:
@@ -40,120 +81,135 @@ class Vocabulary:
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
         """Know no terms, or those that `to_arrays` described."""
-        held = arrays or {name: np.empty(0, kind) for name, kind in _KINDS.items()}
-        self._text, self._ends = Column(held["text"]), Column(held["ends"])
-        self._count = len(held["ends"])
-        # Of the first terms: hashes ascending, and beside each the number of its term.
-        self._hashes, self._numbers = held["hashes"], held["numbers"]
-        self._at_hand, self._most_at_hand = _AtHand(self), AT_HAND
-        self._unspelled = list[str]()
+        held = arrays or {
+            "text": np.zeros(_CHUNK, np.uint8),
+            "bounds": np.zeros(1, np.int64),
+            "slots": np.full(2**_LEAST_SLOTS, _EMPTY, np.int32),
+            "secret": np.frombuffer(os.urandom(_CHUNK), np.uint64) | np.uint64(1),
+        }
+        self._text, self._bounds, self._slots, self._secret = (held[name] for name in _KINDS)
+        self._count = len(self._bounds) - 1
+        self._asked: dict[str, int] = {}
 
     def __len__(self) -> int:
         """How many numbers there are."""
         return self._count
 
-    def find(self, term: str) -> int:
-        """Return the number of a term, -1 for an unknown one."""
-        known = self._at_hand.get(term)
-        if known is None and (known := self._look_up(term)) >= 0:
-            self._at_hand[term] = known
-        return known
+    def find(self, terms: Sequence[str]) -> list[int]:
+        """Return the number of each term, -1 of unknown ones."""
+        if not self._asked.keys() >= {*terms}:
+            if len(self._asked) > MOST_ASKED:
+                self._asked.clear()
+            self._asked.update(zip(terms, self._look_up(_spelled(terms)).tolist(), strict=True))
+        return [self._asked[term] for term in terms]
 
-    def number(self, terms: Iterable[str], count: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of so many terms; new ones get the next."""
-        return np.fromiter(map(self._at_hand.__getitem__, terms), np.int64, count)
-
-    def number_one(self, term: str) -> int:
-        """Return the number of a term that is not at hand; a new one gets the next."""
-        found = self._look_up(term)
-        if found < 0:
-            found = self._count
-            self._count += 1
-            self._unspelled.append(term)
+    def number(self, words: Spelled) -> _Places:
+        """Return the numbers of words; new ones get the next."""
+        found = self._look_up(words)
+        (unknown,) = (found < 0).nonzero()
+        while len(unknown):
+            fresh = words.at(unknown)
+            _, first = np.unique(fresh.hashes(self._secret[0]), return_index=True)
+            self._add(fresh.at(np.sort(first)))
+            found[unknown] = self._look_up(fresh)
+            unknown = unknown[found[unknown] < 0]
         return found
 
     def spelling(self) -> Spelling:
         """Return how all terms are spelled."""
-        if self._unspelled:
-            spelled = [_spelled(term) for term in self._unspelled]
-            ends = len(self._text.values) + np.cumsum([*map(len, spelled)])
-            self._text.extend(np.frombuffer(b"".join(spelled), np.uint8))
-            self._ends.extend(ends)
-            self._unspelled.clear()
-        return self._text.values, self._ends.values
+        bounds = self._bounds[: self._count + 1]
+        return self._text[: int(bounds[-1])], bounds[1:]
 
-    def shrink(self, holding: npt.NDArray[np.int32], documents: int) -> None:
-        """Keep no more terms at hand than are worth it, given how many documents hold each."""
-        if len(self._at_hand) < self._most_at_hand:
-            return
-        self._take_in()
-        kept, common = _AtHand(self), holding > documents / COMMON
-        kept.update((term, n) for term, n in self._at_hand.items() if common[n])
-        self._at_hand, self._most_at_hand = kept, max(AT_HAND, 2 * len(kept))
-
-    def keep(self, used: npt.NDArray[np.bool_]) -> None:
-        """Forget the other terms; those left are numbered anew, in the same order."""
-        self._take_in()
-        text, ends = self.spelling()
-        lengths, renumbered = np.diff(ends, prepend=0), np.cumsum(used) - 1
-        self._text = Column(text[np.repeat(used, lengths)])
-        self._ends = Column(np.cumsum(lengths[used]))
-        self._count = len(self._ends.values)
-        kept = used[self._numbers]
-        self._hashes = self._hashes[kept]
-        self._numbers = renumbered[self._numbers[kept]].astype(np.int32)
-        self._at_hand = _AtHand(self)
+    def keeping(self, used: npt.NDArray[np.bool_]) -> Vocabulary:
+        """Return the used terms alone, numbered anew, in the same order."""
+        kept = Vocabulary()
+        if used.any():
+            kept._add(self._terms(np.flatnonzero(used)))
+        return kept
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as flat arrays."""
-        self._take_in()
-        text, ends = self.spelling()
-        return {"text": text, "ends": ends, "hashes": self._hashes, "numbers": self._numbers}
+        bounds = self._bounds[: self._count + 1]
+        text = self._text[: int(bounds[-1]) + _CHUNK]
+        return dict(zip(_KINDS, (text, bounds, self._slots.copy(), self._secret), strict=True))
 
-    def _look_up(self, term: str) -> int:
-        """Return the number of a term by the table, -1 where that has none."""
-        if not len(self._hashes):
-            return -1
-        spelled = _spelled(term)
-        code, text, ends = np.uint64(_code(spelled)), self._text.values, self._ends.values
-        first, last = (int(self._hashes.searchsorted(code, side)) for side in ("left", "right"))
-        for number in self._numbers[first:last].tolist():
-            if text[ends[number - 1] if number else 0 : ends[number]].tobytes() == spelled:
-                return number
-        return -1
+    def _terms(self, numbers: npt.NDArray[Any]) -> Spelled:
+        starts = self._bounds[numbers]
+        return Spelled(self._text, starts, self._bounds[numbers + 1] - starts)
 
-    def _take_in(self) -> None:
-        """Let the table have all terms."""
-        text, ends = self.spelling()
-        first = len(self._hashes)
-        if first == len(ends):
-            return
-        bounds = np.concatenate(([0], ends))[first:].tolist()
-        codes = [_code(text[start:end].tobytes()) for start, end in pairwise(bounds)]
-        fresh = np.array(codes, np.uint64)
-        order = np.argsort(fresh)
-        places = np.searchsorted(self._hashes, fresh[order])
-        self._hashes = np.insert(self._hashes, places, fresh[order])
-        self._numbers = np.insert(self._numbers, places, (order + first).astype(np.int32))
+    def _look_up(self, words: Spelled) -> _Places:
+        """Return the number of each word, -1 of an unknown one."""
+        found = np.full(len(words.starts), _EMPTY, np.int64)
+        places, left = self._places(words), np.arange(len(found) if self._count else 0)
+        while len(left):
+            numbers = self._slots[places].astype(np.intp)
+            found[left] = numbers
+            there = numbers >= 0  # of none the first term is compared
+            (other,) = (there & ~words.same(self._terms(numbers * there))).nonzero()
+            left, words, places = left[other], words.at(other), self._behind(places[other])
+        return found
+
+    def _places(self, words: Spelled) -> npt.NDArray[np.intp]:
+        """Return where in the table the numbers of words stand, or behind what stands there."""
+        bits = np.uint64(65 - len(self._slots).bit_length())
+        return (words.hashes(self._secret[0]) >> bits).astype(np.intp)
+
+    def _behind(self, places: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        return (places + 1) & (len(self._slots) - 1)
+
+    def _add(self, words: Spelled) -> None:
+        """Give words that are unknown, and differ, the next numbers."""
+        self._asked.clear()
+        first, (text, _) = self._count, self.spelling()
+        ends = len(text) + np.cumsum(words.lengths)
+        self._count += len(ends)
+        self._text = _with_room(self._text, len(text), int(ends[-1]) + _CHUNK)
+        self._bounds = _with_room(self._bounds, first + 1, self._count + 1)
+        letters = np.arange(len(text), int(ends[-1]))
+        letters += np.repeat(words.starts + words.lengths - ends, words.lengths)
+        self._text[len(text) : int(ends[-1])] = words.letters[letters]
+        self._bounds[first + 1 : self._count + 1] = ends
+        if 3 * self._count > 2 * len(self._slots):
+            first, bits = 0, (2 * self._count).bit_length()
+            self._slots = np.full(2**bits, _EMPTY, np.int32)
+        elif not self._slots.flags.writeable:
+            self._slots = self._slots.copy()
+        numbers = np.arange(first, self._count, dtype=np.int32)
+        places = self._places(self._terms(numbers))
+        while len(numbers):
+            free = self._slots[places] == _EMPTY
+            # Of several the last one written stays: the first to come are common, and soon found.
+            self._slots[places[free][::-1]] = numbers[free][::-1]
+            left = self._slots[places] != numbers
+            numbers, places = numbers[left], self._behind(places[left])
 
 
-class _AtHand(dict[str, int]):
-    """Numbers of terms; one that is asked for by `[]` is looked up, or gets the next."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def __missing__(self, term: str) -> int:
-        self[term] = number = self._vocabulary.number_one(term)
-        return number
+def _with_room(held: npt.NDArray[Any], used: int, need: int) -> npt.NDArray[Any]:
+    """Return an array that has room, and can be written to, with what is used of another."""
+    if need <= len(held) and held.flags.writeable:
+        return held
+    grown = np.zeros(need + need // 4, held.dtype)
+    grown[:used] = held[:used]
+    return grown
 
 
-def _spelled(term: str) -> bytes:
-    return term.encode("utf-8", "surrogatepass")
+def _spelled(words: Iterable[str]) -> Spelled:
+    """Return words as they are spelled."""
+    each = [word.encode("utf-8", "surrogatepass") for word in words]
+    lengths = np.array([*map(len, each)], np.int64)
+    letters = np.frombuffer(b"".join(each) + bytes(_CHUNK), np.uint8)
+    return Spelled(letters, np.cumsum(lengths) - lengths, lengths)
 
 
-def _code(spelled: bytes) -> int:
-    return int.from_bytes(blake2b(spelled, digest_size=8).digest(), "little")
+def cut_words(text: str) -> tuple[Spelled, _Places]:
+    """Return the words of a text, and how many stand before each of its control characters."""
+    letters = np.frombuffer(text.encode("utf-8", "surrogatepass") + bytes(_CHUNK), np.uint8)
+    (gaps,) = (letters[:-_CHUNK] <= ord(" ")).nonzero()
+    lengths = np.diff(gaps, prepend=-1) - 1
+    behind = np.cumsum(lengths > 0)[letters[gaps] < ord(" ")]
+    (words,) = lengths.nonzero()
+    lengths = lengths[words]
+    return Spelled(letters, gaps[words] - lengths, lengths), np.diff(behind, prepend=0)
 
 
 def piece_counts(

@@ -17,11 +17,12 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.records.store_values import FloatVector
+from hybridagi_steps.records.store_values import FloatVector, ShortVector
 
 REMEDY = "`hybridagi-steps export --salvage` writes all that is whole; or restore a backup"
 _DIFFERS = "its checksum differs"
 _LARGEST = np.iinfo(np.int16).max
+_SHORT = np.dtype("<i2")
 _RAW_4_KIB, _SMALL_TABLE = -12, 5
 """Of deflate: no header, a window of 4 KiB, little to clear before each text. With those that zlib
 takes by itself the words of a step take 40 µs instead of 10, for one byte less in a hundred."""
@@ -92,11 +93,13 @@ def words_checksum(
     return row_checksum(row, parent_row, words, text_hash, purpose_hash)
 
 
-def vector_blob(vector: Sequence[float] | FloatVector) -> bytes:
+def vector_blob(vector: Sequence[float] | FloatVector | ShortVector) -> bytes:
     """Return a vector as bytes, little endian: float32, or whole numbers as int16 and a zero byte.
 
     The embedder's come as such numbers; an odd length tells them apart.
     """
+    if isinstance(vector, np.ndarray) and vector.dtype == _SHORT:
+        return vector.tobytes() + b"\0"
     single = np.asarray(vector, dtype="<f4")
     with np.errstate(invalid="ignore"):
         short = single.clip(-_LARGEST, _LARGEST).astype("<i2")
@@ -110,7 +113,7 @@ def vector_checksum(row: int, text_hash: int, given: int, blob: bytes | None) ->
 
 def checked_vector(
     row: int, text_hash: int, given: int, blob: bytes | None, checksum: int | None
-) -> FloatVector | None:
+) -> FloatVector | ShortVector | None:
     """Return the vector in a row, if it is the one that was written; None where there is none."""
     try:
         if checksum not in (None, vector_checksum(row, text_hash, given, blob)):
@@ -118,7 +121,7 @@ def checked_vector(
         if blob is None:
             return None
         if len(blob) % 2:
-            return np.frombuffer(blob, "<i2", len(blob) // 2).astype(np.float32)
+            return np.frombuffer(blob, _SHORT, len(blob) // 2)
         return np.frombuffer(blob, "<f4")
     except (ValueError, TypeError) as error:
         raise damaged(f"the embedding of row {row}", error) from error

@@ -10,11 +10,12 @@ import pytest
 
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.store_values import Changes, Position
+from hybridagi_steps.records.store_values import Changes, FloatMatrix, Position, Rows
 from hybridagi_steps.search import quantized_codes as scan_codes
 from hybridagi_steps.search import step_index
 from hybridagi_steps.search import vector_index as faiss_index
 from hybridagi_steps.search.step_index import cache_path
+from hybridagi_steps.search.vector_rows import VectorStore
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 STEPS = 2_400
@@ -142,9 +143,18 @@ def test_a_large_store_is_taken_in_piece_by_piece(
         taken.append(max(len(answer.texts), len(answer.vectors)))
         return answer
 
+    held: set[int] = set()
+    append = VectorStore.append
+
+    def appended(store: VectorStore, rows: Rows, vectors: FloatMatrix) -> None:
+        append(store, rows, vectors)
+        held.add(store.vectors.ctypes.data)
+
     monkeypatch.setattr(SqliteStepStore, "changes", counted)
+    monkeypatch.setattr(VectorStore, "append", appended)
     monkeypatch.setattr(step_index, "PAGE", 100)
     with StepMemory(path) as memory:
         assert found(memory) == expected
     assert max(taken) == 100
     assert sum(taken) == STEPS
+    assert len(held) <= 2, "vectors moved each time they had grown by half"

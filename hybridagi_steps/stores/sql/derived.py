@@ -524,19 +524,29 @@ def _told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
     return told_with(step, call)
 
 
-def stored_text(checksum: int | None, *values: Any) -> TextRow:
+def stored_text(
+    checksum: int | None,
+    row: int,
+    parent_row: int | None,
+    stored: Any,
+    text_hash: int,
+    purpose_hash: int,
+    scoped: int,
+) -> TextRow:
     """Return the words in a row, if they are those that were written."""
-    row, parent_row, stored, text_hash, purpose_hash, scoped = values
     try:
-        if checksum not in (None, words_checksum(row, parent_row, stored, text_hash, purpose_hash)):
+        if checksum is None:  # of an earlier schema
+            kinds = [*map(type, (row, parent_row or row, text_hash, purpose_hash))]
+            if kinds != [int, int, int, int]:
+                raise ChecksumError
+        elif checksum != words_checksum(row, parent_row, stored, text_hash, purpose_hash):
             raise ChecksumError
         words = unpacked_words(stored)
     except ValueError as error:
         raise damaged(f"the words of row {row}", error) from error
-    kinds = [*map(type, (row, parent_row or row, text_hash, purpose_hash)), type(words)]
-    if kinds != [int, int, int, int, str]:
+    if type(words) is not str:
         raise damaged(f"the words of row {row}")
-    return TextRow(row, parent_row, words, text_hash, purpose_hash, scoped=bool(scoped))
+    return TextRow(row, parent_row, words, text_hash, purpose_hash, bool(scoped))
 
 
 def stored_vector(
