@@ -11,7 +11,6 @@ Reference: https://github.com/dleemiller/WordLlama (MIT), model l2_supercat, 256
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
 from itertools import chain
@@ -42,13 +41,26 @@ _DIMENSION = 256
 _KINDS = {"F16": "<f2", "F32": "<f4"}
 
 
+class _Tokens(dict[str, list[int]]):
+    """The tokens of words, made when first asked for; asked without a call."""
+
+    def __init__(self, made: Callable[[str], list[int]]) -> None:
+        self._made = made
+
+    def __missing__(self, word: str) -> list[int]:
+        if len(self) >= _WORDS:
+            self.clear()
+        tokens = self[word] = self._made(word)
+        return tokens
+
+
 class _Model(NamedTuple):
     model_id: str
     tokenizer: Tokenizer
     half: HalfMatrix
     """One vector per token as the file has it, float16, shape (vocabulary, d)."""
-    of_word: Callable[[str], list[int]]
-    """Returns the tokens of a word, which it remembers."""
+    of_words: _Tokens
+    """The tokens of words that were met."""
     last_space: list[int]
     """What a space at the end of a text becomes."""
 
@@ -61,7 +73,7 @@ class _Model(NamedTuple):
         words = text.split(" ")
         if not words[0] or any(part in text for part in _JOINING) or _is_long(words):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
-        found = [*chain.from_iterable(map(self.of_word, words))]
+        found = [*chain.from_iterable(map(self.of_words.__getitem__, words))]
         return found if words[-1] else found + self.last_space
 
 
@@ -104,7 +116,9 @@ class WordLlamaEmbedder:
             # A lone surrogate cannot pass into the tokenizer; one text at a time starts no threads.
             readable = text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")
             if tokens := model.tokens(readable):
-                table[tokens].astype(np.float32, copy=False).mean(axis=0, out=vector)
+                rows = table.take(tokens, axis=0).astype(np.float32, copy=False)
+                np.add.reduce(rows, axis=0, out=vector)
+                vector /= len(tokens)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.divide(vectors, lengths, out=vectors, where=lengths > 0)
 
@@ -144,7 +158,7 @@ def load_model() -> _Model:
     def tokens(word: str) -> list[int]:
         return tokenizer.encode(word, add_special_tokens=False).ids
 
-    return _Model(name, tokenizer, half, lru_cache(_WORDS)(tokens), tokens("a ")[1:])
+    return _Model(name, tokenizer, half, _Tokens(tokens), tokens("a ")[1:])
 
 
 def _is_long(words: Sequence[str]) -> bool:

@@ -43,11 +43,12 @@ from hybridagi_steps.records.step_text import (
     SpokenTurn,
     glimpse_text,
     holds_word,
+    lower_words,
     own_text,
     spoken_turn,
+    stems,
     stems_held,
     text_hash,
-    tokens,
     whole_text,
 )
 from hybridagi_steps.records.store_values import (
@@ -288,7 +289,7 @@ def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[Vector
         return rows
     distinct = list(dict.fromkeys(text for *_, text in found))
     vectors, usable = embed_documents(embedder, distinct)
-    kept = np.zeros_like(vectors)
+    kept = np.zeros(vectors.shape, np.int16)
     kept[usable] = shortened(vectors[usable])
     place = {text: number for number, text in enumerate(distinct)}
     for row, step, text in found:
@@ -379,10 +380,12 @@ def _purpose_hash(item: PendingText, step: AgentStep, said: int) -> int:
 def _tokens(item: PendingText, step: AgentStep, own: str, whole: str) -> str:
     """Return the words of the window and of a step's other texts, as `TextRow.tokens` says."""
     turn = spoken_turn(step)
-    before, words = tokens(_glimpse(item, turn)), tokens(own)
-    known = {*before, *words}
-    further = tokens(whole[:LONGEST_READ]) if whole != own else ()
-    rest = [word for word in dict.fromkeys(further) if word not in known]
+    shown, said = lower_words(_glimpse(item, turn)), lower_words(own)
+    before, words = stems(shown), stems(said)
+    known, written = {*before, *words}, {*shown, *said}
+    further = dict.fromkeys(lower_words(whole[:LONGEST_READ]) if whole != own else ())
+    fresh = stems([word for word in further if word not in written])
+    rest = [word for word in dict.fromkeys(fresh) if word not in known]
     lines = [
         f"{' '.join(before)}\t{' '.join(words)}",
         " ".join(rest),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +20,7 @@ from hybridagi_steps.records.step_text import (
     tokens,
     whole_text,
     window_text,
+    written_words,
 )
 
 
@@ -149,6 +151,17 @@ def test_words_are_split_stemmed_and_freed_of_stop_words(text: str, expected: li
 
 def test_a_word_without_end_is_cut() -> None:
     assert max(map(len, tokens("x" * 10_000))) <= 64
+
+
+@given(st.text("abXY12_- .\t\x1c", max_size=40), st.sampled_from([tokens, written_words]))
+def test_words_of_ascii_are_those_of_any_text(text: str, words: Callable[[str], Any]) -> None:
+    """ASCII is read by another way, to which a letter of another kind is the end."""
+    assert [*words(text), "日"] == [*words(f"{text} 日")]
+
+
+@given(st.text(max_size=60))
+def test_hashes_are_blind_to_white_space_alone(text: str) -> None:
+    assert text_hash(text) == text_hash(f" {' '.join(text.split())}\t")
 
 
 @given(st.text(max_size=60))

@@ -195,7 +195,7 @@ class DerivedTables(MessageUnits):
         told = {row: told_with(step, calls.get(row)) for row, step in steps.items()}
         return [
             PendingText(
-                *(row, _told_alone(step, calls.get(row))),
+                *(row, None if _only_recalls(step, calls.get(row)) else told[row]),
                 *(parent, None if parent is None else told.get(parent)),
                 asked=calls.get(row),
             )
@@ -519,9 +519,11 @@ def told_with(step: AgentStep, call: AgentStep | None) -> AgentStep:
 
 def _told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
     """Return a step as a search tells it; None of one that only recalls, and is no memory."""
-    if recalls(step) or (call is not None and recalls(call)):
-        return None
-    return told_with(step, call)
+    return None if _only_recalls(step, call) else told_with(step, call)
+
+
+def _only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
+    return recalls(step) or (call is not None and recalls(call))
 
 
 def stored_text(
