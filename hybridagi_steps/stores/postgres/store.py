@@ -27,6 +27,7 @@ from hybridagi_steps.records.store_values import (
     Unsettled,
 )
 from hybridagi_steps.stores.body import decode_body
+from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
 from hybridagi_steps.stores.postgres.local_cache import LocalCache
@@ -36,7 +37,6 @@ from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.spelling import json_rows
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PINNED, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
-from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import FRONTIER, StepLink
 from hybridagi_steps.stores.sql.lineage import SessionRow, row_checksums

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, StoreIdentity
-from hybridagi_steps.stores.sql.checked_tables import CHECKED_TABLES, changed_rows
+from hybridagi_steps.stores.checked_tables import CHECKED_TABLES, changed_rows
 from hybridagi_steps.stores.sql.expiry import RetentionTables
 from hybridagi_steps.stores.sql.salvage import Salvaged
 from hybridagi_steps.stores.sql.tables import (

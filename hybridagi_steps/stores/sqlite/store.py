@@ -16,8 +16,8 @@ from typing import Any
 
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import Durability
+from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
-from hybridagi_steps.stores.sql.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import StepLink
 from hybridagi_steps.stores.sql.moved import RECORDED
