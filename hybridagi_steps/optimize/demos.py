@@ -29,16 +29,16 @@ from hybridagi_steps.optimize.exclusion import (
     narrowed,
     of_served_user,
 )
-from hybridagi_steps.optimize.react_turns import (
+from hybridagi_steps.recording.call_steps import CHOSEN_FIELD
+from hybridagi_steps.recording.recorded_program import ProgramShell
+from hybridagi_steps.recording.step_shapes import REASONING, RUN_ID, STEP_ID, signature_key
+from hybridagi_steps.recording.trajectories import (
     NEXT_TOOL,
     TRAJECTORY,
     is_turn,
     shown_trajectory,
     turn_fields,
 )
-from hybridagi_steps.recording.call_steps import CHOSEN_FIELD
-from hybridagi_steps.recording.recorded_program import ProgramShell
-from hybridagi_steps.recording.step_shapes import REASONING, RUN_ID, STEP_ID, signature_key
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter

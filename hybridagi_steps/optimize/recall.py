@@ -19,7 +19,6 @@ from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
 from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties, of_served_user
-from hybridagi_steps.optimize.react_turns import NEXT_TOOL
 from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording.call_steps import CLOSING
@@ -34,6 +33,7 @@ from hybridagi_steps.recording.step_shapes import (
     purpose_of,
     signature_of,
 )
+from hybridagi_steps.recording.trajectories import NEXT_TOOL
 from hybridagi_steps.recording.trials import current_level, example_key
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.recording_hooks import tell, unnoted

@@ -227,7 +227,7 @@ def measure(addresses: dict[str, str], checkouts: dict[str, Path], options: Any)
     for name, address in addresses.items():  # each package makes its own tables
         for kind, session in [*(("commit", session) for session in names), ("append", "")]:
             first = Worker(kind, address, session, checkouts.get(name, here))
-            assert first.hear() == "ready\n"
+            first.hear()  # that it is ready
             first.tell("1")
             first.hear()
             first.end()
