@@ -227,8 +227,8 @@ def measure(addresses: dict[str, str], checkouts: dict[str, Path], options: Any)
     for name, address in addresses.items():  # each package makes its own tables
         for kind, session in [*(("commit", session) for session in names), ("append", "")]:
             first = Worker(kind, address, session, checkouts.get(name, here))
-            first.hear()  # that it is ready
             first.tell("1")
+            first.hear()  # that it is ready
             first.hear()
             first.end()
     kinds = {name: "commit bare" if name == BARE else "commit" for name in addresses}
