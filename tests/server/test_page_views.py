@@ -283,6 +283,7 @@ VIEWS = {
     "/search?q=look": ".hit",
     "/map": ".point",
     "/map?by=status": ".point",
+    "/work": ".work",
 }
 
 
