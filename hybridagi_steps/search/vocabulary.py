@@ -27,7 +27,7 @@ MOST_ASKED = 10_000
 Spelling = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 """All terms as one UTF-8 text, and behind which byte of it each ends."""
 
-_KINDS = {"text": np.uint8, "bounds": np.int64, "slots": np.int32, "secret": np.uint64}
+_NAMES = ("text", "bounds", "slots", "secret")
 _CHUNK = 8
 """Bytes that are compared at once; so many stand behind the last one of a text."""
 _HASH_BITS = 15
@@ -81,13 +81,8 @@ class Vocabulary:
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]] | None = None) -> None:
         """Know no terms, or those that `to_arrays` described."""
-        held = arrays or {
-            "text": np.zeros(_CHUNK, np.uint8),
-            "bounds": np.zeros(1, np.int64),
-            "slots": np.full(2**_LEAST_SLOTS, _EMPTY, np.int32),
-            "secret": np.frombuffer(os.urandom(_CHUNK), np.uint64) | np.uint64(1),
-        }
-        self._text, self._bounds, self._slots, self._secret = (held[name] for name in _KINDS)
+        held = arrays or _nothing()
+        self._text, self._bounds, self._slots, self._secret = (held[name] for name in _NAMES)
         self._count = len(self._bounds) - 1
         self._asked: dict[str, int] = {}
 
@@ -131,7 +126,7 @@ class Vocabulary:
         """Return everything as flat arrays."""
         bounds = self._bounds[: self._count + 1]
         text = self._text[: int(bounds[-1]) + _CHUNK]
-        return dict(zip(_KINDS, (text, bounds, self._slots.copy(), self._secret), strict=True))
+        return dict(zip(_NAMES, (text, bounds, self._slots.copy(), self._secret), strict=True))
 
     def _terms(self, numbers: npt.NDArray[Any]) -> Spelled:
         starts = self._bounds[numbers]
@@ -182,6 +177,16 @@ class Vocabulary:
             self._slots[places[free][::-1]] = numbers[free][::-1]
             left = self._slots[places] != numbers
             numbers, places = numbers[left], self._behind(places[left])
+
+
+def _nothing() -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a vocabulary without terms."""
+    return {
+        "text": np.zeros(_CHUNK, np.uint8),
+        "bounds": np.zeros(1, np.int64),
+        "slots": np.full(2**_LEAST_SLOTS, _EMPTY, np.int32),
+        "secret": np.frombuffer(os.urandom(_CHUNK), np.uint64) | np.uint64(1),
+    }
 
 
 def _with_room(held: npt.NDArray[Any], used: int, need: int) -> npt.NDArray[Any]:
