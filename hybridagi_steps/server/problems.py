@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect
 from hybridagi_steps import errors
 from hybridagi_steps.errors import StepsError
 from hybridagi_steps.server.schemas import DuplicateKeyError
+from hybridagi_steps.server.tokens import CALLER, Caller
 
 log = logging.getLogger("hybridagi_steps.server")
 
@@ -51,7 +52,11 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.MissingGrantError: 503,
     errors.MovedNamespaceError: 503,
     errors.ReadOnlyStorageError: 503,
-    errors.StorageError: 500,
+    errors.DamagedFileError: 500,
+    errors.ForeignFileError: 500,
+    errors.NewerSchemaError: 500,
+    errors.OlderSchemaError: 500,
+    errors.StorageError: 503,
     errors.PlacementError: 500,
     errors.CopyDiffersError: 500,
     errors.CopyError: 409,
@@ -174,13 +179,22 @@ async def _answer_steps_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StepsError)  # noqa: S101 - what it is installed for
     status = status_of(error)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("%s %s: %s", request.method, request.scope["path"], error, exc_info=error)
+        ours = error if status == HTTPStatus.INTERNAL_SERVER_ERROR else None
+        log.error("%s %s: %s", request.method, request.scope["path"], error, exc_info=ours)
     retry = {"Retry-After": "1"} if status in (429, 503) else None
-    return problem_response(status, _detail(error), error=type(error).__name__, headers=retry)
+    return problem_response(
+        status, _detail(request, error), error=type(error).__name__, headers=retry
+    )
 
 
-def _detail(error: StepsError) -> str:
-    """Return what an error says, with a route where it names a call in Python."""
+def _detail(request: Request, error: StepsError) -> str:
+    """Return what an error says, with a route where it names a call in Python.
+
+    Where the memory is, and as whom it is opened, is for who runs the server.
+    """
+    caller: Caller | None = request.scope.get(CALLER)
+    if isinstance(error, errors.StorageError) and (caller is None or caller.only_user is not None):
+        return "the memory cannot be used for now; the server's log says why."
     if isinstance(error, errors.UnknownRunError):
         return f"no run has the id {error.run_id!r}; GET /runs lists them."
     return str(error)

@@ -17,9 +17,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hybridagi_steps.server.problems import problem_response
-from hybridagi_steps.server.tokens import Tokens, TokenScope
+from hybridagi_steps.server.tokens import CALLER, Tokens, TokenScope
 
-CALLER = "hybridagi_steps.caller"
 """Where in a request's scope the Caller stands."""
 PURGE = "/purge"
 """The path of the one POST that deletes."""

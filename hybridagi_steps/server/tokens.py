@@ -23,6 +23,8 @@ from hybridagi_steps.records.store_values import SEVERAL_USERS
 
 log = logging.getLogger("hybridagi_steps.server")
 
+CALLER = "hybridagi_steps.caller"
+"""What a request's scope has its Caller under."""
 SHORTEST_TOKEN = 16
 """Characters; what is shorter can be guessed."""
 _DIGEST = "sha256:"

@@ -26,6 +26,7 @@ from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.server.peers import Peers
 from hybridagi_steps.server.sse import LiveRun
+from hybridagi_steps.server.tokens import Caller, TokenScope
 from hybridagi_steps.stores.postgres.live_runs import LiveRuns
 from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA
 
@@ -406,3 +407,21 @@ def test_an_id_that_postgresql_cannot_hold_is_answered_as_by_a_file(
     elsewhere.begin("other", "other", None)  # so that others are asked
     assert statuses(postgres_address) == statuses(str(tmp_path / "steps.db"))
     elsewhere.close()
+
+
+def test_a_database_that_is_away_is_said_without_its_address(postgres_address: str) -> None:
+    anns = "a-token-of-anns-own"
+    users = {"Authorization": f"Bearer {anns}"}
+    ann = Caller(frozenset({TokenScope.READ, TokenScope.APPEND}), "ann")
+    with (
+        StepMemory(postgres_address) as memory,
+        serving(memory, echo, {anns: ann}) as served,
+        away(postgres_address),
+    ):
+        for path in ("/sessions", "/search?q=x", "/chat/stream/v2"):
+            asked: Any = {"json": {"message": "x"}} if "chat" in path else {}
+            for headers, shows in ((users, False), ({}, True)):
+                method = "POST" if asked else "GET"
+                answer = served.client.request(method, path, headers=headers, **asked)
+                assert answer.headers["Retry-After"] == "1", (path, answer.text)
+                assert ("postgres" in problem(answer, 503)["detail"]) is shows, path
