@@ -222,6 +222,28 @@ class QueueTables:
         self._sql.dispose()
 
 
+class Outage:
+    """A time in which a queue cannot be used, however often it is tried: its begin and its end."""
+
+    def __init__(self) -> None:
+        self.lasts = False
+
+    @contextmanager
+    def noted(self, name: str) -> Generator[None]:
+        """Log the first of the errors inside the block, and that there is none any more."""
+        try:
+            yield
+        except Exception as error:
+            if not self.lasts and threading.main_thread().is_alive():
+                fault = None if isinstance(error, StorageError) else error
+                _log.warning("%s: the queue is away: %s", name, error, exc_info=fault)
+            self.lasts = True
+        else:
+            if self.lasts:
+                _log.warning("%s: the queue is back", name)
+            self.lasts = False
+
+
 class Engine:
     """DBOS in this process.
 
@@ -328,18 +350,17 @@ class Engine:
 
     def _recover(self) -> None:
         """Put work that dead workers had begun back into the queue, until this engine stops."""
+        outage = Outage()
         while True:
-            try:
+            with outage.noted(self.name):  # the work waits for the next look
                 if self._names.renew(self.name):
                     self._recover_dead()
                 if self._look is not None:
                     self._look()
-            except Exception:  # the work waits for the next look
-                if not threading.main_thread().is_alive():
-                    return  # DBOS ends with the process
-                _log.exception("%s: the queue could not be looked at", self.name)
             if self._stopping.wait(self._names.look_seconds):
                 return
+            if outage.lasts and not threading.main_thread().is_alive():
+                return  # DBOS ends with the process
 
     def _recover_dead(self) -> None:
         begun = DBOS.list_workflows(

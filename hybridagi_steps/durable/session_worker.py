@@ -23,7 +23,14 @@ import orjson
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.durable.bulk_jobs import BulkJobs
-from hybridagi_steps.durable.engine import DBOS, Engine, QueueDatabase, QueueTables, workflow
+from hybridagi_steps.durable.engine import (
+    DBOS,
+    Engine,
+    Outage,
+    QueueDatabase,
+    QueueTables,
+    workflow,
+)
 from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidSettingError,
@@ -178,6 +185,7 @@ class SessionWorker:
         self._given, self._jobs, self._engine = runner, jobs, engine
         self._scheduler = scheduler
         self._active: dict[str, str] = {}
+        self._outage = Outage()
         # Not on DBOS's loop, which cancels what is left when it ends: that would end runs that
         # another worker is to take up.
         self._loop = asyncio.new_event_loop()
@@ -218,10 +226,8 @@ class SessionWorker:
         return not self._active
 
     def _release(self, at_once: int, per_user: int | None) -> None:
-        try:
+        with self._outage.noted(self._engine.name):  # runs wait for the next look
             self._scheduler.release(self._engine.name, at_once, per_user)
-        except StorageError as error:  # an outage: runs wait for the next look
-            _log.warning("%s: no run was made ready: %s", self._engine.name, error)
 
     async def do(self, work: str) -> str:
         """Do a run on the worker's own loop; what waits for it may be cancelled, it is not."""

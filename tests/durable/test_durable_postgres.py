@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -283,30 +285,59 @@ def test_an_address_of_several_hosts_is_the_same_to_both_drivers() -> None:
     assert options["target_session_attrs"] == "read-write"
 
 
+@contextmanager
+def away(address: str) -> Generator[None]:
+    """Take a database away and bring it back."""
+    name = address.partition("?")[0].rpartition("/")[2]
+    with psycopg.connect(address.replace(f"/{name}", "/postgres"), autocommit=True) as raw:
+        raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
+        raw.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
+        yield
+        raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+
+
 def test_a_database_that_is_away_is_said_to_who_submits(postgres_address: str) -> None:
-    name = postgres_address.partition("?")[0].rpartition("/")[2]
-    others = postgres_address.replace(f"/{name}", "/postgres")
-    with (
-        StepMemory(postgres_address) as memory,
-        DurableRunner(memory=memory) as durable,
-        psycopg.connect(others, autocommit=True) as raw,
-    ):
+    with StepMemory(postgres_address) as memory, DurableRunner(memory=memory) as durable:
 
         async def outage() -> None:
             run_id = await durable.submit("chat", "before", idempotency_key="k")
             waiting = asyncio.create_task(durable.result(run_id))
-            raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
-            raw.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
-            )
-            for _ in range(2):
-                with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
-                    await asyncio.wait_for(durable.submit("chat", "now"), PATIENCE)
-                with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
-                    await asyncio.wait_for(durable.cancel(run_id), PATIENCE)
-            raw.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+            with away(postgres_address):
+                for _ in range(2):
+                    with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
+                        await asyncio.wait_for(durable.submit("chat", "now"), PATIENCE)
+                    with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
+                        await asyncio.wait_for(durable.cancel(run_id), PATIENCE)
             assert await durable.submit("chat", "before", idempotency_key="k") == run_id
             assert await durable.cancel(run_id)
             assert (await asyncio.wait_for(waiting, PATIENCE)).status == "cancelled"
 
         asyncio.run(outage())
+
+
+def test_a_worker_says_once_that_its_database_is_away_and_once_that_it_is_back(
+    workers: Workers,
+) -> None:
+    lines: list[str] = []
+
+    def read(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+
+    def said(what: str) -> int:
+        return sum(what in line for line in lines)
+
+    reading = threading.Thread(target=read, args=[workers.start()])
+    reading.start()
+    with StepMemory(workers.address) as memory, DurableRunner(memory=memory) as durable:
+        asyncio.run(results(durable, asyncio.run(handed_out(durable, 1))))
+    with away(workers.address):
+        wait_for(lambda: said("the queue is away") == 2, "both looks at the queue to fail")
+    wait_for(lambda: said("the queue is back") == 2, "the database again")
+    workers.started[0].kill()
+    reading.join()
+    assert said("the queue is away") == 2
+    assert said("Traceback") == 0, lines
