@@ -299,7 +299,7 @@ class SessionWorker:
         if last is not None and last.is_assistant_step() and not last.has_tool_calls():
             return {"data": _stored_ending(turn)}
         # In a context of its own: inside its workflow DBOS would keep the answer, and repeat it.
-        if await in_thread(partial(Context().run, self._cancelled, [run_id])):
+        if await in_thread(lambda: Context().run(self._cancelled, [run_id])):
             return {"data": {"status": "cancelled", "termination_reason": "cancelled"}}
         if last is None:
             events = self._runner.run_stream(
