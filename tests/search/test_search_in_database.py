@@ -5,11 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,16 +18,10 @@ from hybridagi_steps.cli import main
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.search.database import database_index
 from hybridagi_steps.stores.postgres import search_tables
-from tests.benchmarks.corpus import made_steps
 
 WORD = "orchidaceous"
 SMALL: dict[str, Any] = {"embedder": "hashing", "memory_budget": "1KB"}
 """How a memory is opened whose index does not fit."""
-COPIED = {
-    "step_text": "namespace, parent_row, tokens, text_hash, purpose_hash, scoped",
-    "embedding": "namespace, model, dimension, text_hash, given, scoped, vector",
-}
-"""What an index is made of, by table."""
 Open = Callable[..., hs.StepMemory]
 
 
@@ -319,34 +309,6 @@ def test_new_vectors_wait_for_others_and_are_found_meanwhile(
     assert alike() == 350
     there.add(real_steps[490:560])
     assert alike() == 460
-
-
-def test_a_process_takes_no_more_than_its_budget(postgres_address: str) -> None:
-    with hs.StepMemory(postgres_address, embedder="hashing") as memory:
-        memory.add([*made_steps(1_000)])
-        memory.flush()
-        store: Any = memory._store
-        with store._db.writing() as connection:
-            for table, columns in COPIED.items():
-                copy = f"""INSERT INTO {table} (row, {columns})
-                    SELECT row + 10000 * n, {columns} FROM {table}, generate_series(1, 29) n"""
-                connection.execute(copy)
-    command = [sys.executable, "-m", "tests.benchmarks.capacity_process", postgres_address]
-    command.append(str(os.getpid()))
-    taken = {
-        budget: json.loads(
-            subprocess.run(
-                [*command, budget],
-                check=True,
-                capture_output=True,
-                env={**os.environ, "HYBRIDAGI_STEPS_CACHE": "no"},
-            ).stdout.splitlines()[-1]
-        )["index_bytes"]
-        for budget in ("", "32MB", "128MB")
-    }
-    assert taken[""] > 32e6  # else it says nothing
-    assert taken["32MB"] <= 32e6
-    assert 32e6 < taken["128MB"] <= 128e6
 
 
 def test_without_pgvector_the_index_is_held_which_is_said_once(
