@@ -21,7 +21,7 @@ from struct import pack
 import psycopg
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
-from hybridagi_steps.records.store_values import FloatVector, VectorRow
+from hybridagi_steps.records.store_values import FloatVector, ShortVector, VectorRow
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, SCHEMA
 from hybridagi_steps.stores.postgres.search_view import SETTINGS, DatabaseView, of_length_one
@@ -306,7 +306,7 @@ def _copy_near(raw: Raw, namespace: int, vectors: Iterable[VectorRow]) -> None:
         copy.write(pack(">h", -1))
 
 
-def half_bytes(vector: FloatVector) -> bytes:
+def half_bytes(vector: FloatVector | ShortVector) -> bytes:
     """Return a vector of length one as pgvector sends half floats: how many, then each."""
     unit = of_length_one(vector)
     return pack(">HH", len(unit), 0) + unit.astype(">f2").tobytes()

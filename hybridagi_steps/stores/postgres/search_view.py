@@ -17,6 +17,7 @@ from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.store_values import (
     FloatVector,
     Rows,
+    ShortVector,
     StemCounts,
     TextRow,
     VectorRow,
@@ -178,7 +179,7 @@ class DatabaseView:
         return answer.fetchall()
 
 
-def of_length_one(vector: FloatVector) -> npt.NDArray[np.float64]:
+def of_length_one(vector: FloatVector | ShortVector) -> npt.NDArray[np.float64]:
     """Return a vector of length one that points the same way: half floats end at 65,504."""
     exact = vector.astype(np.float64)
     return exact / np.sqrt(exact.dot(exact))

@@ -370,8 +370,9 @@ class CopiedTables(AdminTables, DerivedTables):
         for at, name, above, checksum, text_row, parent, *rest in connection.execute(
             _WORDS.format(table=table), (self._namespace, row, PAGE)
         ):
-            whole = text_row is not None and (parent is None) == (above is None)
-            text = stored_text(checksum, text_row, parent, *rest) if whole else None
+            text = None
+            if text_row is not None and (parent is None) == (above is None):
+                text = stored_text(checksum, text_row, parent, *rest)
             found.append((at, name, above, text))
         return found
 
