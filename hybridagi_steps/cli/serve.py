@@ -122,8 +122,7 @@ def serve(
         drain_seconds=drain,
     )
     with ExitStack() as stack:
-        how = (namespace, redact, embedder, memory_budget)
-        memory = stack.enter_context(opened(db, *how))
+        memory = stack.enter_context(opened(db, namespace, redact, embedder, memory_budget))
         _load_embedder(memory, embedder)
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)
         stack.enter_context(_exported(memory, runner, otlp))
