@@ -35,6 +35,7 @@ def say(messages):
     return "You said: " + messages[-1]["content"]
 """
 _BARE = """
+import socket
 import sys
 import uvicorn
 from fastapi import FastAPI, Response
@@ -54,6 +55,7 @@ async def say(body: dict):
 config = uvicorn.Config(app, port=0, log_level="error", access_log=False)
 server = uvicorn.Server(config)
 listening = config.bind_socket()
+listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a body waits for an ACK
 print("token")
 print("http://127.0.0.1:%d/#" % listening.getsockname()[1], flush=True)
 server.run(sockets=[listening])
