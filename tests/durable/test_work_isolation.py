@@ -19,7 +19,11 @@ from hybridagi_steps import StepMemory, StepRunner  # noqa: E402
 from hybridagi_steps.durable.session_runs import DurableRunner  # noqa: E402
 from hybridagi_steps.errors import UnknownRunError  # noqa: E402
 from hybridagi_steps.stores.postgres.live_runs import LiveRuns  # noqa: E402
-from hybridagi_steps.stores.postgres.work_tables import WORK_SCHEMA  # noqa: E402
+from hybridagi_steps.stores.postgres.work_tables import (  # noqa: E402
+    WORK_SCHEMA,
+    isolate,
+    schema_of_queue,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -103,3 +107,17 @@ def test_a_bound_role_works_and_sees_its_own_alone(roles: Roles, tmp_path: Path)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         rows(one, f"INSERT INTO {WORK_SCHEMA}.live_run VALUES ('two', 'r', 'h') RETURNING 1")
     live.close()
+
+
+def test_a_worker_starts_while_another_is_still_making_the_tables(roles: Roles) -> None:
+    roles.granted("server", "one")
+    schema_of_queue(roles.owner, "session-runs:one")
+    status, secured = f"{WORK_SCHEMA}.workflow_status", "SELECT relrowsecurity FROM pg_class"
+    with psycopg.connect(roles.owner, autocommit=True) as raw:
+        raw.execute(f"CREATE TABLE {status} (workflow_uuid TEXT, queue_name TEXT)".encode())
+        assert schema_of_queue(roles.owner, "session-runs:one") == WORK_SCHEMA
+        asked = f"{secured} WHERE oid = '{status}'::regclass".encode()
+        assert raw.execute(asked).fetchone() == (False,)
+        raw.execute(f"ALTER TABLE {status} ADD attributes JSONB".encode())
+        isolate(roles.owner)
+        assert raw.execute(asked).fetchone() == (True,)

@@ -76,6 +76,9 @@ BEGIN
                 AND a.attname IN ('workflow_uuid', 'destination_uuid')) AS run
         FROM pg_catalog.pg_class c WHERE c.relnamespace = current_schema()::regnamespace
             AND c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE') AND NOT c.relrowsecurity
+            AND (c.relname <> 'workflow_status' OR EXISTS (
+                SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
+                AND a.attname = 'attributes'))
     LOOP
         condition := CASE WHEN t.has_namespace THEN format('namespace %s', mine)
             WHEN t.name = 'workflow_status' THEN
@@ -101,7 +104,8 @@ BEGIN
     END LOOP;
 END $$"""  # noqa: S608 - our own names
 """Lets a role that `access` binds see the work of its namespaces. Roles get the rights that DBOS
-needs; what only says how a database is set up, or who lives, all of them see."""
+needs; what only says how a database is set up, or who lives, all of them see. Tables that another
+process is still making (`attributes` come late) are left to it: it calls this when it is done."""
 _TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
