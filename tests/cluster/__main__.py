@@ -20,7 +20,8 @@ from tests.cluster.cluster import Cluster, Shape, started
 def main(arguments: list[str] | None = None) -> int:
     """Start what is asked for; return the exit code."""
     asked = _parsed(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+        signal.signal(number, _interrupt)
     if asked.check:
         from tests.cluster.checks import check
 

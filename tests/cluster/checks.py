@@ -91,7 +91,7 @@ def check_followed(cluster: Cluster) -> None:
         whole = begun + b"".join(chunks).decode()
     ids, others = (re.findall(r"^id: (.+)$", text, re.MULTILINE) for text in (whole, followed))
     assert others == [one for one in ids if one in others]
-    assert others[-1] == ids[-1]
+    assert others[-1] == ids[-1], followed
     assert "event: run_completed" in followed
 
 
