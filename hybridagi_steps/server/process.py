@@ -104,6 +104,7 @@ def listening_socket(host: str, port: int, stall_seconds: float) -> socket.socke
     except (OSError, UnicodeError, OverflowError) as error:
         raise InvalidSettingError(f"there is no address {host}:{port}: {error}.") from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a body waits for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         stall_ms = int(stall_seconds * 1000)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)

@@ -6,6 +6,7 @@ import html
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from server_cases import Event, ServerProcess, events_of, problem, read
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
-from hybridagi_steps.server.process import page_address
+from hybridagi_steps.server.process import listening_socket, page_address
 
 PROGRAM = '''
 import asyncio
@@ -334,3 +335,11 @@ def test_the_measurement_of_streams_measures() -> None:
     assert found["many"]["events_each"] >= 5
     assert found["large"]["whole"] == found["large"]["streams"]
     assert 0 < found["many"]["delay_p50_ms"] <= found["many"]["delay_p99_ms"]
+
+
+def test_answers_in_two_pieces_wait_for_nobody() -> None:
+    with listening_socket("127.0.0.1", 0, 1.0) as listening:
+        client = socket.create_connection(listening.getsockname())
+        served, _ = listening.accept()
+        with client, served:
+            assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
