@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.outside_files import QueuedRun, queue_of_jobs, queues_of_runs
@@ -330,10 +330,14 @@ def _erased(message: Step) -> Step:
 def _queued_runs(
     store: StoreBackend, where: StepFilter, doomed: Doomed, namespace: str
 ) -> Callable[[QueuedRun], bool]:
-    """Return what tells the durable runs that a filter means."""
+    """Return what tells the durable runs that a filter means, and jobs about whom it erases."""
     queues = queues_of_runs(namespace)
 
     def gone(run: QueuedRun) -> bool:
+        if run.queue == queue_of_jobs(namespace):
+            named = _texts_of(json.loads(run.text)["arguments"])
+            own = where.conditions == {"user_id"} and where.user_id in named
+            return own or not named.isdisjoint(doomed.sessions)
         if run.queue not in queues:
             return False
         if where.conditions == {"run_id"}:
@@ -343,6 +347,16 @@ def _queued_runs(
         return own or order["session_id"] in doomed.sessions
 
     return gone
+
+
+def _texts_of(value: Any) -> set[str]:
+    """Return the texts that are values in JSON, at any depth."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, dict):
+        value = [*cast("dict[str, Any]", value).values()]
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return set[str]().union(*map(_texts_of, items))
 
 
 def _runs_of(store: StoreBackend, message_id: str) -> set[str]:

@@ -255,6 +255,24 @@ def test_a_job_is_cancelled_and_goes_on(durable: DurableRunner, tmp_path: Path) 
     assert [each.id for each in durable.jobs.list()] == [job, never]
 
 
+def test_jobs_about_who_is_erased_are_erased(durable: DurableRunner) -> None:
+    jobs, memory = durable.jobs, durable.memory
+    memory.add(
+        [
+            AgentStep(step_type=AgentStepType.Action, inputs={"purpose": user}, user_id=user)
+            for user in ("ann", "bob")
+        ]
+    )
+    hers = jobs.submit("import", path="a.jsonl", user_id="ann")
+    about = jobs.submit("nothing", where=[{"user_id": "ann"}])
+    kept = [jobs.submit("import", path="ann.jsonl", user_id="bob"), jobs.submit("reembed")]
+    assert memory.purge({"user_id": "ann"}) == 1
+    assert {job.id for job in jobs.list()} == {*kept}
+    for job in (hers, about):
+        with pytest.raises(UnknownRunError):
+            jobs.get(job)
+
+
 def test_a_job_that_failed_says_why_and_goes_on(durable: DurableRunner, tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     broken, unknown = durable.jobs.submit("fail"), durable.jobs.submit("nothing", of="ours")
