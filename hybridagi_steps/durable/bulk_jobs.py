@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import dspy
 import orjson
 
-from hybridagi_steps.durable.engine import DBOS, workflow
+from hybridagi_steps.durable.engine import DBOS, QueueDatabase, workflow
 from hybridagi_steps.errors import EmbedderError, InvalidSettingError, UnknownRunError
 from hybridagi_steps.exchange import import_file
 from hybridagi_steps.memory import StepMemory
@@ -35,6 +35,9 @@ from hybridagi_steps.running.streaming import shown_error
 
 if TYPE_CHECKING:
     from dbos import DBOSClient, WorkflowStatus
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 WORKFLOW, FORMAT_VERSION = "hybridagi_steps.bulk_job", "1"
 """As session runs have it: one worker takes both."""
@@ -147,16 +150,21 @@ class BulkJobs:
 
     Args:
         memory: Whose.
-        client: Of the database that they stand in.
+        database: Where they stand.
+        client: Of that database.
         kinds: Kinds beside `import` and `reembed`, by name.
     """
 
     def __init__(
-        self, memory: StepMemory, client: DBOSClient, kinds: Mapping[str, JobKind] | None = None
+        self,
+        memory: StepMemory,
+        database: QueueDatabase,
+        client: DBOSClient,
+        kinds: Mapping[str, JobKind] | None = None,
     ) -> None:
         self.memory, self.queue = memory, queue_of_jobs(memory.namespace)
         self.stopping = threading.Event()
-        self._client = client
+        self._client, self._database = client, database
         self._kinds = {"import": _import, "reembed": _reembed, **(kinds or {})}
 
     def submit(self, kind: str, **arguments: Any) -> str:
@@ -182,12 +190,12 @@ class BulkJobs:
             # DBOS takes what is cancelled out of its queue; a list must still know it.
             "attributes": {"queue": self.queue},
         }
-        self._client.enqueue(options, text)
+        self._ask(self._client.enqueue, options, text)
         return options["workflow_id"]
 
     def list(self) -> list[BulkJob]:
         """Return all jobs of the memory, newest first."""
-        found = self._client.list_workflows(name=WORKFLOW, sort_desc=True)
+        found = self._ask(self._client.list_workflows, name=WORKFLOW, sort_desc=True)
         return [_job(each) for each in found if self._is_own(each)]
 
     def get(self, job_id: str) -> BulkJob:
@@ -196,7 +204,7 @@ class BulkJobs:
         Raises:
             UnknownRunError: No such job.
         """
-        found = self._client.list_workflows(workflow_ids=[job_id], name=WORKFLOW)
+        found = self._ask(self._client.list_workflows, workflow_ids=[job_id], name=WORKFLOW)
         if not found or not self._is_own(found[0]):
             raise UnknownRunError(job_id)
         return _job(found[0])
@@ -211,7 +219,7 @@ class BulkJobs:
         """
         if self.get(job_id).status not in ("waiting", "running"):
             return False
-        self._client.cancel_workflow(job_id)
+        self._ask(self._client.cancel_workflow, job_id)
         return True
 
     def resume(self, job_id: str) -> bool:
@@ -223,12 +231,17 @@ class BulkJobs:
         if self.get(job_id).status not in ("cancelled", "failed"):
             return False
         self.note(job_id, error=None)
-        self._client.resume_workflow(job_id, queue_name=self.queue)
+        self._ask(self._client.resume_workflow, job_id, queue_name=self.queue)
         return True
 
     def note(self, job_id: str, **attributes: Any) -> None:
         """Store how far a job is, or why it failed."""
-        self._client.update_workflow_attributes(job_id, attributes, merge=True)
+        self._ask(self._client.update_workflow_attributes, job_id, attributes, merge=True)
+
+    def _ask(self, call: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
+        """Ask the queue, whose driver's errors are ours then."""
+        with self._database.opening():
+            return call(*args, **named)
 
     def _is_own(self, found: WorkflowStatus) -> bool:
         return (found.attributes or {}).get("queue") == self.queue
@@ -247,7 +260,7 @@ class BulkJobs:
         except Exception as error:
             shown = shown_error(error, self.memory.redact)
             self.note(job_id, error=f"{shown['type']}: {shown['message']}")
-            self._client.cancel_workflow(job_id)  # so that it can be resumed
+            self._ask(self._client.cancel_workflow, job_id)  # so that it can be resumed
             raise asyncio.CancelledError from error
         return orjson.dumps(result, default=repr).decode()
 

@@ -135,7 +135,7 @@ class DurableRunner:
             waiting, _ = queues_of_runs(self.memory.namespace)
             self._client = self._queue_database.client(waiting)
             self._scheduler = RunScheduler(self._queue_database, self.memory.namespace)
-            self.jobs = BulkJobs(self.memory, self._client, jobs)
+            self.jobs = BulkJobs(self.memory, self._queue_database, self._client, jobs)
             self.memory.note_queue(str(self.database))
         except BaseException:
             if self._opened is not None:

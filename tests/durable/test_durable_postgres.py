@@ -310,6 +310,9 @@ def test_a_database_that_is_away_is_said_to_who_submits(postgres_address: str) -
                         await asyncio.wait_for(durable.submit("chat", "now"), PATIENCE)
                     with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
                         await asyncio.wait_for(durable.cancel(run_id), PATIENCE)
+                for ask in (durable.jobs.list, lambda: durable.jobs.submit("reembed")):
+                    with pytest.raises(StorageError, match="cannot be used as a queue of runs"):
+                        await asyncio.wait_for(asyncio.to_thread(ask), PATIENCE)
             assert await durable.submit("chat", "before", idempotency_key="k") == run_id
             assert await durable.cancel(run_id)
             assert (await asyncio.wait_for(waiting, PATIENCE)).status == "cancelled"
