@@ -109,7 +109,7 @@ def test_the_embedder_is_there_when_it_says_that_it_is_ready(
     if not loaded.exists():
         pytest.skip("only Linux tells what a process has loaded")
     assert "tokenizers" in loaded.read_text()  # which embed queries, and nobody has asked yet
-    with StepMemory(tmp_path / "steps.db") as memory:
+    with StepMemory(tmp_path / "steps.db", embedder="wordllama") as memory:
         memory.search("refund")  # which binds the file to its embedder
     command = [sys.executable, "-m", "hybridagi_steps"]
     doors = [["serve", "--port", "0"], *([["mcp"]] if find_spec("mcp") else [])]
