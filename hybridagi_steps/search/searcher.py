@@ -123,7 +123,7 @@ class Searcher:
         A search waits for other threads no longer than `timeout_seconds`, all its waits together.
         An index of more than `budget` bytes is not built: the store is searched where it is.
         """
-        self._budget = budget
+        self._budget, self._cache = budget, cache
         self._database: DatabaseIndex | None = None
         self._store, self._redact = store, redact
         self._patience = Patience(timeout_seconds)
@@ -251,7 +251,7 @@ class Searcher:
             self._database.close()
         self._index.close()
         self._index = StepIndex(self._store, self._store.identity().store_id, None)
-        self._database = DatabaseIndex(self._store, self._store, dimension)
+        self._database = DatabaseIndex(self._store, self._store, dimension, self._cache)
         return self._database
 
     def catch_up(self) -> Iterator[int]:
@@ -292,6 +292,7 @@ class Searcher:
         """End what goes on in the background; keep the index that searches have built."""
         self._background.stop()
         if self._database is not None:
+            self._save_filters(self._database)
             self._database.close()
         if self._index.in_use:
             self.save()
@@ -306,18 +307,23 @@ class Searcher:
                 return
         if there is not None:
             there.there.make_graph(there.dimension)  # may take minutes: others search meanwhile
+            self._save_filters(there)
             return
         with self._indexed():
-            self._index.trusted(self._follow)
-            worth_saving = self._index.worth_saving()
-            filters_too = self._index.filters_worth_saving()
+            (index := self._index).trusted(self._follow)
+            worth_saving, filters_too = index.worth_saving(), index.filters_worth_saving()
         if worth_saving:
             self._index.finish_builds()  # may take seconds: others search meanwhile
         if (worth_saving or filters_too) and self._noted() and self._synced():
             with self._indexed():
                 self._index.trusted(self._index.save)
 
-    def _noted(self) -> bool:
+    def _save_filters(self, there: DatabaseIndex) -> None:
+        if there.worth_saving() and self._noted(there) and self._synced():
+            with self._indexed():
+                there.save()
+
+    def _noted(self, there: DatabaseIndex | None = None) -> bool:
         """Whether who erases on another machine will know of the cache, or need not."""
         if isinstance(self._store, CachedApart):
             try:
@@ -328,7 +334,7 @@ class Searcher:
                 return False
             with self._indexed():
                 # What was erased before it was noted must not be in it.
-                self._index.trusted(self._follow)
+                there.follow() if there else self._index.trusted(self._follow)
         return True
 
     def _synced(self) -> bool:
@@ -344,7 +350,7 @@ class Searcher:
     def forget_cache(self) -> None:
         """Delete the cache file, after something was deleted from the store."""
         with self._indexed():
-            self._index.forget_cache()
+            (self._database or self._index).forget_cache()
 
     def _indexed(self) -> AbstractContextManager[float]:
         """Hold the index; other threads' searches wait."""
@@ -512,7 +518,7 @@ class Searcher:
     ) -> Callable[[int, AgentStep, MessagePlace | None], list[AgentStep]]:
         """Return what finds the steps around a hit."""
         if expand is None or hidden is None:
-            return _nothing_around
+            return lambda _row, _step, _place: []
         known, revoked = self._ids_of(hidden), {*hidden.under(UNREVOKED).tolist()}
 
         def around(row: int, step: AgentStep, place: MessagePlace | None) -> list[AgentStep]:
@@ -530,10 +536,6 @@ class Searcher:
         if not rows or not isinstance(self._store, MessageIndex):
             return {}
         return self._store.message_places(rows, session_id, user_id)
-
-
-def _nothing_around(_row: int, _step: AgentStep, _place: MessagePlace | None) -> list[AgentStep]:
-    return []
 
 
 def _is(item: str | AgentStep, step: AgentStep) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,15 +30,15 @@ from hybridagi_steps.search.bm25 import LexicalIndex
 from hybridagi_steps.search.index_cache import (
     CacheFile,
     DamagedCacheError,
+    erase_cache,
     load_cache,
     save_cache,
 )
-from hybridagi_steps.search.row_filter import RowFilter, SavedColumns
+from hybridagi_steps.search.row_filter import FilterFile, RowFilter, is_past_of
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
 
-FILTER_FORMAT = 1
 FORMAT = 10
 """Layout of the cache; another one is not read."""
 
@@ -69,33 +68,6 @@ def cache_path(address: str, namespace: str) -> Path | None:
     return Path(f"{address}.{digest}.index")
 
 
-def _beside(cache: Path) -> Path:
-    """Return where the columns of filters are cached: many an index is not worth writing for."""
-    return cache.with_suffix(".keys.index")
-
-
-def _erase(path: Path) -> None:
-    """Remove a cache file, or empty it where it cannot be removed."""
-    try:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            if path.exists():
-                os.truncate(path, 0)
-                log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
-    except OSError as error:
-        raise StorageError(
-            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
-            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
-            "or call vacuum() once it can be written."
-        ) from error
-
-
-def _is_past_of(now: Position, position: Position) -> bool:
-    ahead = any(old > new for old, new in zip(position[1:], now[1:], strict=True))
-    return position.epoch == now.epoch and not ahead
-
-
 class Shard:
     """One body of steps: their words and their vectors."""
 
@@ -111,6 +83,7 @@ class StepIndex:
     def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
         """Follow `store`; `cache` is the file to start from and to save to."""
         self._store, self._store_id, self._cache = store, store_id, cache
+        self._filter_file = FilterFile(store, store_id, cache)
         self._apart = isinstance(store, CachedApart)
         self._model: tuple[str, int] = ("", 0)
         self._distrusted = False
@@ -121,7 +94,7 @@ class StepIndex:
         self.close()
         self.columns = StepColumns()
         self.turns = TurnColumns()
-        self.filters = RowFilter(self._store, self._saved_filters)
+        self.filters = RowFilter(self._store, self._filter_file.read)
         self.own = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.scoped = Shard(LexicalIndex(), FaissIndex(self._model[1] or 1))
         self.position = _NOTHING
@@ -234,8 +207,7 @@ class StepIndex:
     def save(self) -> bool:
         """Write the cache when it is worth it; return whether the index itself was written."""
         if self._cache is not None and self.filters_worth_saving():
-            header = {**self._filter_identity(), "position": list(self.position)}
-            save_cache(_beside(self._cache), header, self.filters.to_arrays())
+            self._filter_file.save(self.filters, self.position)
         if self._cache is None or not self.worth_saving():
             return False
         arrays = {
@@ -259,8 +231,8 @@ class StepIndex:
         self._unsaved = len(self.columns)
         self.filters.forget_saved()
         if self._cache is not None:
-            _erase(self._cache)
-            _erase(_beside(self._cache))
+            erase_cache(self._cache)
+            self._filter_file.erase()
 
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position
@@ -324,25 +296,6 @@ class StepIndex:
             "dimension": dimension,
         }
 
-    def _filter_identity(self) -> dict[str, Any]:
-        return {"format": FILTER_FORMAT, "store": self._store_id}
-
-    def _saved_filters(self) -> SavedColumns | None:
-        """Return what filters of an earlier process have read of this store's past."""
-        if self._cache is None:
-            return None
-        file = load_cache(_beside(self._cache), self._filter_identity())
-        if file is None:
-            return None
-        since, now = Position(*file.header["position"]), self._store.frontier().position
-        if not _is_past_of(now, since):
-            return None
-        if since.branch != now.branch:
-            self.filters.forget_scores()
-        found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
-        removed = np.array(found.removed, np.int64)
-        return SavedColumns(file, removed) if found.position.epoch == since.epoch else None
-
     def _parts(self) -> dict[str, Mapping[str, npt.NDArray[Any]]]:
         return {
             "columns": self.columns.to_arrays(),
@@ -362,7 +315,7 @@ class StepIndex:
         if found is None:
             return
         position = Position(*found.header["position"])
-        if not _is_past_of(now, position):
+        if not is_past_of(now, position):
             log.info("the index cache is of another time of this store; building it anew")
             return
         try:

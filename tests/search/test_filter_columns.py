@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -391,6 +391,23 @@ def test_whose_messages_are_is_looked_up_in_new_steps_alone(
         assert max(looked_at, default=0) < 100
         memory.add(made(1_001, user_id="u2", run_id="later"))
         assert len(memory.search("refund", 9, where=asked)) == 2
+
+
+def test_of_a_memory_without_messages_no_key_is_read_that_tells_whose_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[StepKey] = []
+    step_keys = SqliteStepStore.step_keys
+
+    def noted(store: SqliteStepStore, names: Sequence[StepKey], **asked: Any) -> Any:
+        read.extend(names)
+        return step_keys(store, names, **asked)
+
+    monkeypatch.setattr(SqliteStepStore, "step_keys", noted)
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        memory.add([made(n, user_id=f"u{n % 2}", run_id=f"r{n}") for n in range(9)])
+        assert len(memory.search("refund", 9, where={"user_id": "u1"})) == 4
+    assert {*read} == {"user_id", "scope"}
 
 
 def test_what_is_kept_of_values_outlives_a_delete(monkeypatch: pytest.MonkeyPatch) -> None:

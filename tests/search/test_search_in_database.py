@@ -17,7 +17,8 @@ import hybridagi_steps as hs
 from hybridagi_steps.cli import main
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.search.database import database_index
-from hybridagi_steps.stores.postgres import search_tables
+from hybridagi_steps.stores.postgres import PostgresStepStore, search_tables
+from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
 
 WORD = "orchidaceous"
 SMALL: dict[str, Any] = {"embedder": "hashing", "memory_budget": "1KB"}
@@ -281,6 +282,71 @@ def test_a_graph_takes_its_time_and_is_made_alone_where_memory_is_not_shared(
         store: Any = memory._store
         assert store.make_graph(memory.embedder.dimension)
         assert memory.search("flight")
+
+
+def test_vectors_are_not_counted_where_a_graph_stands(
+    postgres_server: Any, real_steps: list[hs.AgentStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That reads all of them, beside the first search of each process."""
+    monkeypatch.setattr(search_tables, "GRAPH_FROM", 50)
+    address, namespace = str(postgres_server.get_uri()), uuid4().hex
+    with hs.StepMemory(address, namespace=namespace, **SMALL) as memory:
+        memory.add(real_steps[:100])
+        memory.flush()
+        store: Any = memory._store
+        monkeypatch.setattr(search_tables, "_NEAR_COUNT", "this is no SQL")
+        assert not store.make_graph(memory.embedder.dimension)
+
+
+@pytest.mark.parametrize("how", ["another process", "an erasure", "an erasure elsewhere"])
+def test_what_filters_read_is_kept_for_the_next_process(
+    postgres_server: Any,
+    real_steps: list[hs.AgentStep],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    how: str,
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(database_index, "WORTH_CACHING", 50)
+    read: list[int] = []
+    step_keys = PostgresStepStore.step_keys
+
+    def counted(store: PostgresStepStore, names: Any, **asked: Any) -> Any:
+        answer = step_keys(store, names, **asked)
+        read.append(len(answer[0]))
+        return answer
+
+    monkeypatch.setattr(PostgresStepStore, "step_keys", counted)
+    address, namespace = str(postgres_server.get_uri()), uuid4().hex
+    asked: dict[str, Any] = {"where": {"user_id": "user-1"}, "k": 20}
+    steps = [s.model_copy(update={"user_id": f"user-{n % 3}"}) for n, s in enumerate(real_steps)]
+    with hs.StepMemory(address, namespace=namespace, **SMALL) as memory:
+        memory.add(steps[:200])
+        expected = answers(memory.search("refund the flight", **asked))
+        assert expected
+    (columns,) = tmp_path.iterdir()
+    assert b"user-1" in columns.read_bytes()
+    if how == "an erasure elsewhere":
+        monkeypatch.setenv(FOLDER_VARIABLE, "no")
+        with hs.StepMemory(address, namespace=namespace, **SMALL) as memory:
+            memory.delete(steps[0].id)
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with hs.StepMemory(address, namespace=namespace, **SMALL) as memory:
+        if how == "an erasure":
+            memory.delete(steps[0].id)
+            assert not columns.exists()
+        read.clear()
+        memory.search("refund the flight")
+        assert columns.exists() == (how == "another process")
+        found = answers(memory.search("refund the flight", **asked))
+        assert in_database(memory)
+        if how == "another process":
+            assert found == expected
+            assert sum(read) == 0
+        memory.add(steps[200:])
+        memory.search("refund the flight", **asked)
+        assert memory.verify() == []
+    assert columns.exists()
 
 
 def test_new_vectors_wait_for_others_and_are_found_meanwhile(

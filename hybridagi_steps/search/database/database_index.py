@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import combinations
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 
-from hybridagi_steps.errors import StorageBusyError
+from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.protocols import IndexedStore
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_identity import answer_to
@@ -25,6 +26,7 @@ from hybridagi_steps.records.step_text import text_hash
 from hybridagi_steps.records.store_values import (
     FloatVector,
     Frontier,
+    Position,
     Rows,
     StemCounts,
     TextRow,
@@ -35,6 +37,7 @@ from hybridagi_steps.search.database.partial_index import PartialIndex, Passing,
 from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
+from hybridagi_steps.search.index_cache import erase_cache
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
 from hybridagi_steps.search.ranking import (
     POOL,
@@ -42,7 +45,7 @@ from hybridagi_steps.search.ranking import (
     SearchQuery,
     best_rows,
 )
-from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
 from hybridagi_steps.search.vector_rows import unit_rows
@@ -59,6 +62,8 @@ NARROW = 20_000
 """Rows of a filter up to which the database looks among them alone."""
 DEEPEST = 20_000
 """Nearest rows that are looked through for those a wide filter lets pass."""
+WORTH_CACHING = 2_000
+"""Rows whose keys the next process need not read again."""
 TURNS = 3_000
 """Turns of the candidates' sessions that are read."""
 
@@ -68,10 +73,16 @@ log = logging.getLogger("hybridagi_steps")
 class DatabaseIndex:
     """Searches one store in its database. Not thread-safe by itself."""
 
-    def __init__(self, store: IndexedStore, there: SearchedStore, dimension: int) -> None:
-        """Search `store`, which was prepared for vectors of this length as `there`."""
+    def __init__(
+        self, store: IndexedStore, there: SearchedStore, dimension: int, cache: Path | None
+    ) -> None:
+        """Search `store`, which was prepared for vectors of this length as `there`.
+
+        What filters have read is kept beside `cache`, where an index in the process would be.
+        """
         self._store, self.there, self.dimension = store, there, dimension
-        self.filters = RowFilter(store)
+        self._cache, self._file = cache, FilterFile(store, store.identity().store_id, cache)
+        self.filters = RowFilter(store, self._file.read)
         self._frontier: Frontier | None = None
         self._newest: dict[int, VectorRow] = {}
         self._graph = BackgroundWork(lambda: there.make_graph(dimension))
@@ -82,8 +93,9 @@ class DatabaseIndex:
         if frontier == self._frontier:
             return
         now, then = frontier.position, self._frontier and self._frontier.position
+        self._erase_what_went(now, then or self._file.position())
         if then is None or now.epoch != then.epoch:
-            self.filters, self._newest, then = RowFilter(self._store), {}, now
+            self.filters, self._newest, then = RowFilter(self._store, self._file.read), {}, now
             self._graph.start()
         since = now._replace(tombstone=then.tombstone)
         removed = self._store.changes(since, limit=1).removed if since != now else []
@@ -98,6 +110,30 @@ class DatabaseIndex:
         except StorageBusyError as error:
             log.debug("new rows are counted later: %s", error)
         self._frontier = frontier
+
+    def worth_saving(self) -> bool:
+        """Return whether to write what filters have read, to the next process's use."""
+        return self._cache is not None and self.filters.unsaved(WORTH_CACHING)
+
+    def save(self) -> None:
+        """Write what filters have read; this has followed the store."""
+        if self._frontier is not None:
+            self._file.save(self.filters, self._frontier.position)
+
+    def forget_cache(self) -> None:
+        """Delete what is cached, also of an index that a process without a budget has held."""
+        self.filters.forget_saved()
+        if self._cache is not None:
+            erase_cache(self._cache)
+            self._file.erase()
+
+    def _erase_what_went(self, now: Position, then: Position | None) -> None:
+        """Erase a cache that others could not reach who removed what it holds."""
+        if then is not None and (then.epoch, then.tombstone) != (now.epoch, now.tombstone):
+            try:
+                self.forget_cache()
+            except StorageError as error:
+                log.warning("%s", error)
 
     def close(self) -> None:
         """Wait for what goes on in the background."""

@@ -148,12 +148,18 @@ class SearchTables(PostgresTables, DerivedTables):
     def make_graph(self, dimension: int) -> bool:
         """Make the graph of near vectors if they are many and have none; tell whether it was made.
 
-        It takes minutes for a million; searches compare all vectors meanwhile.
+        It takes minutes for a million; searches compare all vectors meanwhile. Vectors are counted
+        only where there is none: that reads all of them.
         """
-        count = self._db.known(_NEAR_COUNT, (self._namespace,))[0] if self._db.writable else 0
+        if not self._db.writable:
+            return False
+        name = f"near_{self._namespace}_{dimension}"
+        with self._db.outside() as connection:
+            if self._made(connection.raw, [name]):
+                return False
+        count = self._db.known(_NEAR_COUNT, (self._namespace,))[0]
         if count < GRAPH_FROM:
             return False
-        name = "near_{n}_" + str(dimension)
         graph = _GRAPH.format(n="{n}", s="{s}", d=dimension, schema=self._vector_schema)
         needed = count * (2 * dimension + _NODE_BYTES)
         with self._db.outside() as connection:
