@@ -87,7 +87,7 @@ class FilterFile:
     def position(self) -> Position | None:
         """Return where the store stood when it was written; None where there is none."""
         file = self._opened()
-        return file and Position(*file.header["position"])
+        return None if file is None else Position(*file.header["position"])
 
     def save(self, filters: RowFilter, position: Position) -> None:
         """Write the columns of filters, which have followed the store up to a position."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridagi_steps.errors import StorageBusyError, StorageError
-from hybridagi_steps.protocols import IndexedStore
+from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.step_text import text_hash
@@ -74,7 +74,7 @@ class DatabaseIndex:
     """Searches one store in its database. Not thread-safe by itself."""
 
     def __init__(
-        self, store: IndexedStore, there: SearchedStore, dimension: int, cache: Path | None
+        self, store: StepStore, there: SearchedStore, dimension: int, cache: Path | None
     ) -> None:
         """Search `store`, which was prepared for vectors of this length as `there`.
 
