@@ -10,7 +10,7 @@ each row and key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import combinations
 from math import ceil
@@ -86,6 +86,7 @@ class DatabaseIndex:
         self._frontier: Frontier | None = None
         self._newest: dict[int, VectorRow] = {}
         self._graph = BackgroundWork(lambda: there.make_graph(dimension))
+        self._graph_wanted = True
 
     def follow(self) -> None:
         """Take note of what was stored and removed; bring the database's counts along."""
@@ -96,7 +97,7 @@ class DatabaseIndex:
         self._erase_what_went(now, then or self._file.position())
         if then is None or now.epoch != then.epoch:
             self.filters, self._newest, then = RowFilter(self._store, self._file.read), {}, now
-            self._graph.start()
+            self._graph_wanted = True
         since = now._replace(tombstone=then.tombstone)
         removed = self._store.changes(since, limit=1).removed if since != now else []
         if now.branch != then.branch:
@@ -174,8 +175,12 @@ class DatabaseIndex:
                 scope = Scope(index.shards(own_only=where.scope is None), None)
                 found = best_rows(index, query, k, scope=scope, mode=mode, aim=aim, pool=pool)
                 if len(found) >= k or not full:
-                    return found
+                    break
                 pool *= 4
+        if self._graph_wanted:  # only now: what looks for it would take a connection of the search
+            self._graph_wanted = False
+            self._graph.start()
+        return found
 
     def _passing(self, where: StepFilter) -> tuple[Rows | None, Passing]:
         """Return the rows that pass a filter, None where nearly all do, and what tells of some."""
@@ -255,6 +260,7 @@ class _Candidates:
     def _alike(self, text: AskedText, counts: StemCounts) -> Rows:
         """Return the best rows of each half."""
         found = [np.empty(0, np.int64)]
+        nearest = None if text.vector is None else self._nearest(text.vector)
         if text.terms:
             rows, words = self._holding(text.terms, counts)
             rows, first = np.unique(rows, return_index=True)
@@ -262,8 +268,8 @@ class _Candidates:
             passing = self.passing(rows)
             rows, scores = rows[passing], scores[passing]
             found.append(rows[np.lexsort((rows, -scores))[: self._kept]])
-        if text.vector is not None:
-            found.append(self._nearest(text.vector))
+        if nearest is not None:  # sought meanwhile
+            found.append(nearest())
         return distinct(np.concatenate(found))
 
     def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, str]:
@@ -282,20 +288,22 @@ class _Candidates:
         last = int(np.searchsorted(expected, room, "right"))
         return self.view.holding(levels(ordered, last), int(room), None)
 
-    def _nearest(self, vector: FloatVector) -> Rows:
-        """Return the rows nearest to a vector that pass, `pool` of them if there are so many."""
-        newest = self._newest(vector)
-        if self._narrow is not None:
-            kept = self.view.nearest(vector, self._kept, self._narrow)
-        else:
-            share = 1.0 if self.rows is None else len(self.rows) / max(self.documents, 1)
-            count = ceil(self._kept / max(share, 0.001))
-            while True:
-                found = self.view.nearest(vector, min(count, DEEPEST), None)
-                kept = found[self.passing(found)]
-                if len(kept) >= self.pool or len(found) < count or count >= DEEPEST:
-                    break
-                count *= 4
+    def _nearest(self, vector: FloatVector) -> Callable[[], Rows]:
+        """Begin to look for the rows nearest to a vector that pass, `pool` of them if there are."""
+        wide = self.rows is not None and self._narrow is None
+        share = len(self.rows) / max(self.documents, 1) if wide and self.rows is not None else 1.0
+        count = ceil(self._kept / max(share, 0.001))
+        begun = self.view.nearest(vector, min(count, DEEPEST), self._narrow)
+        return partial(self._nearest_passing, vector, count, begun)
+
+    def _nearest_passing(self, vector: FloatVector, count: int, begun: Callable[[], Rows]) -> Rows:
+        """Wait for the rows nearest to a vector, and look deeper until enough of them pass."""
+        newest, found = self._newest(vector), begun()
+        kept = found[self.passing(found)]
+        while len(kept) < self.pool and len(found) >= count and count < DEEPEST:
+            count *= 4
+            found = self.view.nearest(vector, min(count, DEEPEST), self._narrow)()
+            kept = found[self.passing(found)]
         return self._join(kept[: self._kept], newest)
 
     def _newest(self, vector: FloatVector) -> Rows:

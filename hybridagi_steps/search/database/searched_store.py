@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -78,10 +78,14 @@ class SearchView(Protocol):
         """
         ...
 
-    def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
-        """Return the rows whose vectors are most similar, trial runs too, best first.
+    def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Callable[[], Rows]:
+        """Begin to look for the rows whose vectors are most similar, trial runs too.
 
-        Exact among few rows (`among`); else approximate, as the database's index is.
+        Exact among few rows (`among`); else approximate, as the database's index is. Ask `counts`
+        first.
+
+        Returns:
+            What waits for them and returns them, best first; one at a time may be under way.
         """
         ...
 

@@ -18,12 +18,13 @@ Every error of the driver leaves as one of ours. Nothing here knows about steps.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from zlib import crc32
 
@@ -86,6 +87,8 @@ _SETTINGS = """SELECT set_config('search_path', '{schema}', lent),
 _SYNCED = {True: "on", False: "off"}
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
 _BEGIN_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED;"
+
+log = logging.getLogger("hybridagi_steps")
 
 
 class PostgresDatabase:
@@ -186,6 +189,30 @@ class PostgresDatabase:
         """Return the one row of a query."""
         with self.asking() as connection:
             return connection.execute(sql, values).fetchone()
+
+    @contextmanager
+    def reading_beside(self, settings: str) -> Generator[Raw | None]:
+        """Give a further connection that reads, whose statements are sent and not waited for.
+
+        Args:
+            settings: One statement, for the transaction.
+
+        Yields:
+            A connection in pipeline mode, whose rows are fetched as long as this lasts; None where
+            none is to be had at once.
+        """
+        with ExitStack() as lent:
+            try:
+                raw = lent.enter_context(self._connected(0))
+            except StorageError as error:
+                log.debug("no second connection for a search: %s", error)
+                yield None
+                return
+            lent.enter_context(raw.pipeline())
+            for statement in filter(None, (_BEGIN_READING, self.lent, settings)):
+                raw.execute(statement.encode())
+            yield raw
+            raw.execute(b"COMMIT")
 
     @contextmanager
     def outside(self) -> Generator[SpellingConnection]:

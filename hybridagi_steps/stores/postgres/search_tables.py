@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from struct import pack
 
 import psycopg
@@ -175,8 +176,10 @@ class SearchTables(PostgresTables, DerivedTables):
     @contextmanager
     def search_view(self, dimension: int) -> Generator[DatabaseView]:
         """Give what reads candidates, all of one consistent state."""
-        with self._db.reading(SETTINGS) as connection:
-            yield DatabaseView(connection, self._namespace, dimension, self._vector_schema or "")
+        schema, beside = self._vector_schema or "", self._db.reading_beside(SETTINGS)
+        with ExitStack() as ahead, self._db.reading(SETTINGS) as connection:
+            another = partial(ahead.enter_context, beside)
+            yield DatabaseView(connection, another, self._namespace, dimension, schema)
 
     def _extension(self, raw: Raw) -> str | None:
         """Return the schema of pgvector, which is created where this user may; None: not there."""

@@ -1,18 +1,23 @@
 """What a search in the database reads: candidates by words and by meaning, and what is around them.
 
-Each method is one statement in the transaction of one search, so all see the same state. Which rows
-a filter lets through, and what they score, is decided by who asks. The number of the namespace
-stands in the statements themselves: the planner must know it to use the indexes of that namespace.
+Each method is one statement in the transaction of one search, so all see the same state. Only the
+nearest rows are looked for beside it, on a second connection, while the words are read: they name
+candidates, which are then read in that transaction; vectors that it sees waiting are found by it.
+Which rows a filter lets through, and what they score, is decided by who asks. The number of the
+namespace stands in the statements themselves: the planner must know it to use the indexes of that
+namespace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psycopg
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.store_values import (
     FloatVector,
@@ -22,6 +27,7 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
+from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
 
@@ -29,11 +35,11 @@ _SEARCH_WIDTH = 400
 """Nodes of the graph that are kept in view (`hnsw.ef_search`): seven times the usual pool."""
 # Of rows that are named there is always an index; what the planner believes of a namespace may be
 # as old as its statistics.
-SETTINGS = f"""SET LOCAL hnsw.ef_search = {_SEARCH_WIDTH};
-    SET LOCAL hnsw.iterative_scan = relaxed_order;
-    SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0;
-    SET LOCAL enable_seqscan = off;
-    SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"""
+SETTINGS = f"""SELECT set_config('hnsw.ef_search', '{_SEARCH_WIDTH}', true),
+    set_config('hnsw.iterative_scan', 'relaxed_order', true),
+    set_config('jit', 'off', true), set_config('max_parallel_workers_per_gather', '0', true),
+    set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+    set_config('enable_mergejoin', 'off', true)"""
 _TEXT = "t.checksum, t.row, t.parent_row, t.tokens, t.text_hash, t.purpose_hash, t.scoped"
 _VECTOR = "e.row, e.text_hash, e.given, e.vector, e.checksum, e.scoped"
 _TEXTS = f"SELECT {_TEXT} FROM step_text t WHERE t.namespace = {{n}} AND "  # noqa: S608 - ours
@@ -84,9 +90,15 @@ class DatabaseView:
     """Implements `SearchView`; see search/database for the contract."""
 
     def __init__(
-        self, connection: SpellingConnection, namespace: int, dimension: int, schema: str
+        self,
+        connection: SpellingConnection,
+        beside: Callable[[], Raw | None],
+        namespace: int,
+        dimension: int,
+        schema: str,
     ) -> None:
-        self._raw = connection.raw
+        """Read from a connection; `beside` gives a second one, called once, for what is begun."""
+        self._raw, self._give_beside = connection.raw, beside
         self._named = {"n": namespace, "d": dimension, "schema": schema}
         self._vectors = 0, True
 
@@ -160,23 +172,31 @@ class DatabaseView:
         found = self._ask(_NEWEST, max(through, after)) if newer else []
         return through, {seq: stored_vector(*row) for seq, *row in found}
 
-    def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Rows:
-        """Return the rows whose vectors point most alike, the nearest first, roughly."""
-        asked = f"[{','.join(map(str, of_length_one(vector).tolist()))}]"
-        if among is None:
-            found = self._ask(_NEAREST, asked, count)
-        else:
-            found = self._ask(_NEAREST_AMONG, _list(among), asked, count, planned=False)
-        return np.array([row for (row,) in found], np.int64)
+    def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Callable[[], Rows]:
+        """Begin to look for the rows whose vectors point most alike; return what waits for them."""
+        asked: list[object] = [f"[{','.join(map(str, of_length_one(vector).tolist()))}]", count]
+        if among is not None:
+            asked.insert(0, _list(among))
+        sql = _NEAREST if among is None else _NEAREST_AMONG
+        found = self._begin(self._beside or self._raw, sql, *asked, planned=among is None)
+        return lambda: np.array([row for (row,) in found.fetchall()], np.int64)
+
+    @cached_property
+    def _beside(self) -> Raw | None:
+        return self._give_beside()
 
     def _texts(self, condition: str, *values: object) -> list[TextRow]:
         return [stored_text(*row) for row in self._ask(_TEXTS + condition, *values)]
 
     def _ask(self, sql: str, *values: object, planned: bool = True) -> list[tuple[Any, ...]]:
+        return self._begin(self._raw, sql, *values, planned=planned).fetchall()
+
+    def _begin(
+        self, raw: Raw, sql: str, *values: object, planned: bool = True
+    ) -> psycopg.Cursor[tuple[Any, ...]]:
         statement = sql.format(**self._named).encode()
         prepare = None if planned else False  # a plan for any rows would be one for few
-        answer = self._raw.execute(statement, values or None, binary=True, prepare=prepare)
-        return answer.fetchall()
+        return raw.execute(statement, values or None, binary=True, prepare=prepare)
 
 
 def of_length_one(vector: FloatVector | ShortVector) -> npt.NDArray[np.float64]:
