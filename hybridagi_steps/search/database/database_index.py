@@ -33,8 +33,9 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
     distinct,
 )
+from hybridagi_steps.search.bm25 import inverse_frequency
 from hybridagi_steps.search.database.partial_index import PartialIndex, Passing, window_scores
-from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
+from hybridagi_steps.search.database.searched_store import Level, SearchedStore, SearchView
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.index_cache import erase_cache
@@ -56,6 +57,8 @@ FARTHEST = 6_000
 """Rows that are read at most where a filter lets few pass."""
 TOGETHER = 5
 """The rarest of the common words, of which rows are sought that hold several."""
+LOOKS = 100
+"""Entries of the words' index that are read while one row is looked through."""
 ENOUGH = 300
 """Rows of a narrow filter with rare words; of fewer up to `FARTHEST` with any are read."""
 NARROW = 20_000
@@ -283,10 +286,10 @@ class _Candidates:
             last = int(np.searchsorted(expected, READ, "right"))
             if not last or expected[last - 1] < ENOUGH:
                 last = max(int(np.searchsorted(expected, FARTHEST, "right")), 1)
-            return self.view.holding([[[term] for term in ordered[:last]]], FARTHEST, self._narrow)
+            return self.view.holding([Level([[t] for t in ordered[:last]])], FARTHEST, self._narrow)
         room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
         last = int(np.searchsorted(expected, room, "right"))
-        return self.view.holding(levels(ordered, last), int(room), None)
+        return self.view.holding(levels(ordered, last, int(room), counts), int(room), None)
 
     def _nearest(self, vector: FloatVector) -> Callable[[], Rows]:
         """Begin to look for the rows nearest to a vector that pass, `pool` of them if there are."""
@@ -387,16 +390,33 @@ def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
     return StemCounts(documents, words, own_words, holding)
 
 
-def levels(terms: Sequence[str], rare: int) -> list[Sequence[Sequence[str]]]:
-    """Return which terms rows are to hold together, those first that tell most of a row.
+def levels(terms: Sequence[str], rare: int, room: int, counts: StemCounts) -> list[Level]:
+    """Return which terms rows are to hold together, those first that weigh most.
+
+    Words that most rows hold stand together in so many rows that the newest have enough of them:
+    these are looked through first where that is less than to read who holds each.
 
     Args:
         terms: The rarest first.
         rare: So many of them are enough alone.
+        room: Rows wanted.
+        counts: Of all rows.
     """
     some = terms[rare : rare + TOGETHER]
-    several = [[*combinations(some, count)] for count in range(len(some), 0, -1)]
-    return [level for level in ([[term] for term in terms[:rare]], *several) if level]
+    found = [Level([[term] for term in terms[:rare]])] if rare else []
+    if not some:
+        return found
+    documents = max(counts.documents, 1)
+    holding = np.array([min(counts.holding[term], documents) for term in some])
+    wanted = room / max(float((holding / documents).prod()), 1 / documents)
+    if wanted * LOOKS < holding.sum():
+        found.append(Level([some], newest=int(wanted * 1.5)))
+    # A row that holds more of them than a group has was found before.
+    weights = inverse_frequency(documents, holding)
+    for count in range(len(some), 0, -1):
+        places = sorted(combinations(range(len(some)), count), key=lambda at: -weights[[*at]].sum())
+        found.append(Level([[some[n] for n in at] for at in places], one_by_one=True))
+    return found
 
 
 def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from hybridagi_steps.records.store_values import (
     FloatVector,
@@ -15,6 +15,16 @@ from hybridagi_steps.records.store_values import (
 )
 
 
+class Level(NamedTuple):
+    """Rows that hold all stems of one of some groups, and stand in no level before."""
+
+    groups: Sequence[Sequence[str]]
+    one_by_one: bool = False
+    """Whether those of the first group come first; a row that is in several comes several times."""
+    newest: int | None = None
+    """Only of so many newest rows: some may then hold longer words that have the stems in them."""
+
+
 class SearchView(Protocol):
     """What one search reads, all of one consistent state. Rows pass no filter but `among`."""
 
@@ -22,14 +32,11 @@ class SearchView(Protocol):
         """Return how many documents there are, and how many hold each stem."""
         ...
 
-    def holding(
-        self, levels: Sequence[Sequence[Sequence[str]]], limit: int, among: Rows | None
-    ) -> tuple[Rows, str]:
+    def holding(self, levels: Sequence[Level], limit: int, among: Rows | None) -> tuple[Rows, str]:
         """Return rows that hold all stems of a group, and their words.
 
         Args:
-            levels: Groups of stems. Rows of the first level come first, and so on until there are
-                `limit`; a row may come in several.
+            levels: Rows of the first level come first, and so on until there are `limit`.
             limit: Rows returned at most.
             among: Only these rows.
 

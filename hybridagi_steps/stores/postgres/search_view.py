@@ -27,6 +27,7 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
+from hybridagi_steps.search.database.searched_store import Level
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
@@ -58,6 +59,10 @@ _UNCOUNTED = """SELECT tokens FROM step_text
 _WORDED = "SELECT string_agg(CAST(row AS TEXT), ' '), string_agg(tokens, chr(1)) FROM ({}) found"
 _WORDS = "SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0 AND "
 _HOLDS = "stems(tokens) @> CAST(%s AS TEXT[])"
+# By the letters, without taking words apart: who ranks the rows looks closer.
+_HAS = "strpos(tokens, %s) > 0"
+_NEWEST_WORDS = """SELECT row, tokens FROM (SELECT row, tokens FROM step_text
+    WHERE namespace = {n} AND text_hash <> 0 ORDER BY seq DESC LIMIT %s) newest"""
 _ROWS = "row = ANY(CAST(%s AS BIGINT[]))"
 _SAYING = """SELECT row, text_hash = %s FROM step_text
     WHERE namespace = {n} AND (text_hash = %s OR purpose_hash = %s)"""
@@ -118,21 +123,23 @@ class DatabaseView:
                 held[stem] += 1
         return StemCounts(documents, words, own_words, held)
 
-    def holding(
-        self, levels: Sequence[Sequence[Sequence[str]]], limit: int, among: Rows | None
-    ) -> tuple[Rows, str]:
+    def holding(self, levels: Sequence[Level], limit: int, among: Rows | None) -> tuple[Rows, str]:
         """Return rows that hold all stems of a group, of the first levels first, and words."""
-        narrowed = "" if among is None else f" AND {_ROWS}"
-        branches = [
-            f"({_WORDS}({' OR '.join([_HOLDS] * len(level))}){narrowed})" for level in levels
-        ]
+        parts: list[str] = []
         values: list[object] = []
-        for level in levels:
-            values += map(list, level)
-            values += [] if among is None else [_list(among)]
-        # One after the other, until there are enough.
-        sql = _WORDED.format(" UNION ALL ".join(branches) + " LIMIT %s")
-        rows, words = self._ask(sql, *values, limit, planned=among is None)[0]
+        for number, level in enumerate(levels):
+            sql, asked = _of_level(level, among)
+            before = " UNION ALL ".join(f"SELECT row FROM l{n}" for n in range(number))
+            if before:  # a LIMIT of none does not begin with what it limits
+                sql = f"""SELECT row, tokens FROM ({sql}) l WHERE row NOT IN ({before})
+                    LIMIT (SELECT %s - count(*) FROM ({before}) b)"""  # noqa: S608 - ours
+            else:
+                sql += " LIMIT %s"
+            parts.append(f"l{number} AS MATERIALIZED ({sql})")
+            values += [*asked, limit]
+        found = " UNION ALL ".join(f"SELECT row, tokens FROM l{n}" for n in range(len(levels)))
+        sql = f"WITH {', '.join(parts)} {_WORDED.format(found)}"
+        rows, words = self._ask(sql, *values, planned=among is None)[0]
         return np.array((rows or "").split(), np.int64), words or ""
 
     def texts(self, rows: Rows) -> list[TextRow]:
@@ -197,6 +204,22 @@ class DatabaseView:
         statement = sql.format(**self._named).encode()
         prepare = None if planned else False  # a plan for any rows would be one for few
         return raw.execute(statement, values or None, binary=True, prepare=prepare)
+
+
+def _of_level(level: Level, among: Rows | None) -> tuple[str, list[object]]:
+    """Return SQL for the rows of a level and their words, with its values."""
+    groups, one_by_one, newest = level
+    if newest is not None:
+        asked = " OR ".join(" AND ".join([_HAS] * len(group)) for group in groups)
+        values: list[object] = [newest, *(stem for group in groups for stem in group)]
+        return f"{_NEWEST_WORDS} WHERE {asked}", values
+    if one_by_one:
+        branch = f"({_WORDS}{_HOLDS})"
+        return " UNION ALL ".join([branch] * len(groups)), list(map(list, groups))
+    asked, values = " OR ".join([_HOLDS] * len(groups)), list(map(list, groups))
+    if among is None:
+        return f"({_WORDS}({asked}))", values
+    return f"({_WORDS}({asked}) AND {_ROWS})", [*values, _list(among)]
 
 
 def of_length_one(vector: FloatVector | ShortVector) -> npt.NDArray[np.float64]:
