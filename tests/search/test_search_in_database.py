@@ -16,7 +16,10 @@ import pytest
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
 from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.records.store_values import StemCounts
 from hybridagi_steps.search.database import database_index
+from hybridagi_steps.search.database.database_index import levels
+from hybridagi_steps.search.database.searched_store import Level
 from hybridagi_steps.stores.postgres import PostgresStepStore, search_tables
 from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
 
@@ -282,6 +285,47 @@ def test_a_graph_takes_its_time_and_is_made_alone_where_memory_is_not_shared(
         store: Any = memory._store
         assert store.make_graph(memory.embedder.dimension)
         assert memory.search("flight")
+
+
+def test_rows_of_a_level_come_once_and_before_those_of_the_next(
+    pair: tuple[hs.StepMemory, hs.StepMemory],
+) -> None:
+    _, there = pair
+    there.search("flight")
+    store: Any = there._store
+    common = ["queri", "respons", "search"]
+    asked = [
+        Level([["refund"], ["cancel"]]),
+        Level([common], newest=400),
+        Level([common]),
+        Level([["queri", "search"], ["respons", "search"]], one_by_one=True),
+        Level([["queri"], ["respons"], ["search"]]),
+    ]
+    with store.search_view(there.embedder.dimension) as view:
+        rows, words = view.holding(asked, 10_000, None)
+        held = [{*text.split()} for text in words.split("\x01")]
+        first, newest, *counts = (
+            len(view.holding(asked[:count], 10_000, None)[0]) for count in range(1, 6)
+        )
+        assert 0 < first < newest < counts[0] < counts[1] < counts[2] == len(rows) == len({*rows})
+        assert all({"refund", "cancel"} & each for each in held[:first])
+        assert all({"queri", "search"} <= each for each in held[first : counts[0]])
+        assert all("search" in each for each in held[counts[0] : counts[1]])
+        for count in (1, first + 1, counts[0] + 1):
+            assert view.holding(asked, count, None)[0].tolist() == rows[:count].tolist()
+
+
+def test_words_in_most_rows_are_sought_in_the_newest_first() -> None:
+    common = StemCounts(1_000_000, 0, 0, {"a": 700, "need": 600_000, "look": 700_000, "s": 10**6})
+    rare, newest, *several = levels(["a", "need", "look", "s"], 1, 1_500, common)
+    assert rare == Level([["a"]])
+    assert newest.groups == [["need", "look"]]
+    assert 1_500 / 0.42 < (newest.newest or 0) < 10_000
+    assert several == [Level([["need", "look"]], one_by_one=True)]
+    fewer = common._replace(holding={"need": 6_000, "look": 7_000})
+    both, *each = levels(["need", "look"], 0, 1_500, fewer)
+    assert both == Level([["need", "look"]], one_by_one=True)
+    assert each == [Level([["need"], ["look"]], one_by_one=True)]
 
 
 def test_vectors_are_not_counted_where_a_graph_stands(

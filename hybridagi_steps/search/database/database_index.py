@@ -57,6 +57,10 @@ FARTHEST = 6_000
 """Rows that are read at most where a filter lets few pass."""
 TOGETHER = 5
 """The rarest of the common words, of which rows are sought that hold several."""
+TELLING = 0.8
+"""Share of all rows; words that more hold tell none from another as long as there are others."""
+MARGIN = 10
+"""Times the rows wanted that are to be expected of words which know nothing of each other."""
 LOOKS = 100
 """Entries of the words' index that are read while one row is looked through."""
 ENOUGH = 300
@@ -402,20 +406,24 @@ def levels(terms: Sequence[str], rare: int, room: int, counts: StemCounts) -> li
         room: Rows wanted.
         counts: Of all rows.
     """
-    some = terms[rare : rare + TOGETHER]
+    documents = max(counts.documents, 1)
+    telling = [term for term in terms[rare:] if counts.holding[term] <= TELLING * documents]
+    some = (telling or terms[rare:])[:TOGETHER]
     found = [Level([[term] for term in terms[:rare]])] if rare else []
     if not some:
         return found
-    documents = max(counts.documents, 1)
     holding = np.array([min(counts.holding[term], documents) for term in some])
-    wanted = room / max(float((holding / documents).prod()), 1 / documents)
-    if wanted * LOOKS < holding.sum():
+    share, expected = holding / documents, 0.0
+    if (wanted := room / max(float(share.prod()), 1 / documents)) * LOOKS < holding.sum():
         found.append(Level([some], newest=int(wanted * 1.5)))
     # A row that holds more of them than a group has was found before.
     weights = inverse_frequency(documents, holding)
     for count in range(len(some), 0, -1):
+        if expected > MARGIN * room:
+            break
         places = sorted(combinations(range(len(some)), count), key=lambda at: -weights[[*at]].sum())
         found.append(Level([[some[n] for n in at] for at in places], one_by_one=True))
+        expected += documents * sum(float(share[[*at]].prod()) for at in places)
     return found
 
 

@@ -59,6 +59,9 @@ _UNCOUNTED = """SELECT tokens FROM step_text
 _WORDED = "SELECT string_agg(CAST(row AS TEXT), ' '), string_agg(tokens, chr(1)) FROM ({}) found"
 _WORDS = "SELECT row, tokens FROM step_text WHERE namespace = {n} AND text_hash <> 0 AND "
 _HOLDS = "stems(tokens) @> CAST(%s AS TEXT[])"
+# A LIMIT of none does not begin with what it limits.
+_LEVEL = """SELECT row, tokens FROM ({level}) l WHERE row NOT IN (SELECT row FROM ({before}) b)
+    LIMIT (SELECT %s - count(*) FROM ({before}) b)"""
 # By the letters, without taking words apart: who ranks the rows looks closer.
 _HAS = "strpos(tokens, %s) > 0"
 _NEWEST_WORDS = """SELECT row, tokens FROM (SELECT row, tokens FROM step_text
@@ -127,18 +130,14 @@ class DatabaseView:
         """Return rows that hold all stems of a group, of the first levels first, and words."""
         parts: list[str] = []
         values: list[object] = []
-        for number, level in enumerate(levels):
+        names = [f"l{number}" for number in range(len(levels))]
+        for name, level in zip(names, levels, strict=True):
             sql, asked = _of_level(level, among)
-            before = " UNION ALL ".join(f"SELECT row FROM l{n}" for n in range(number))
-            if before:  # a LIMIT of none does not begin with what it limits
-                sql = f"""SELECT row, tokens FROM ({sql}) l WHERE row NOT IN ({before})
-                    LIMIT (SELECT %s - count(*) FROM ({before}) b)"""  # noqa: S608 - ours
-            else:
-                sql += " LIMIT %s"
-            parts.append(f"l{number} AS MATERIALIZED ({sql})")
+            before = _all_of(names[: len(parts)])
+            part = _LEVEL.format(level=sql, before=before) if parts else f"{sql} LIMIT %s"
+            parts.append(f"{name} AS MATERIALIZED ({part})")
             values += [*asked, limit]
-        found = " UNION ALL ".join(f"SELECT row, tokens FROM l{n}" for n in range(len(levels)))
-        sql = f"WITH {', '.join(parts)} {_WORDED.format(found)}"
+        sql = f"WITH {', '.join(parts)} {_WORDED.format(_all_of(names))}"
         rows, words = self._ask(sql, *values, planned=among is None)[0]
         return np.array((rows or "").split(), np.int64), words or ""
 
@@ -206,17 +205,23 @@ class DatabaseView:
         return raw.execute(statement, values or None, binary=True, prepare=prepare)
 
 
+def _all_of(names: Sequence[str]) -> str:
+    """Return SQL for all rows of some levels."""
+    return " UNION ALL ".join(f"TABLE {name}" for name in names)
+
+
 def _of_level(level: Level, among: Rows | None) -> tuple[str, list[object]]:
     """Return SQL for the rows of a level and their words, with its values."""
     groups, one_by_one, newest = level
+    values: list[object] = []
     if newest is not None:
         asked = " OR ".join(" AND ".join([_HAS] * len(group)) for group in groups)
-        values: list[object] = [newest, *(stem for group in groups for stem in group)]
+        values += [newest, *(stem for group in groups for stem in group)]
         return f"{_NEWEST_WORDS} WHERE {asked}", values
+    values += map(list, groups)
     if one_by_one:
-        branch = f"({_WORDS}{_HOLDS})"
-        return " UNION ALL ".join([branch] * len(groups)), list(map(list, groups))
-    asked, values = " OR ".join([_HOLDS] * len(groups)), list(map(list, groups))
+        return " UNION ALL ".join([f"({_WORDS}{_HOLDS})"] * len(groups)), values
+    asked = " OR ".join([_HOLDS] * len(groups))
     if among is None:
         return f"({_WORDS}({asked}))", values
     return f"({_WORDS}({asked}) AND {_ROWS})", [*values, _list(among)]
