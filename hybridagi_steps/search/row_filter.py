@@ -168,6 +168,10 @@ class RowFilter:
             self._joined = (steps, messages, joined)
         return self._joined[2]
 
+    def reads_all(self, where: StepFilter) -> bool:
+        """Tell whether `rows` would first read a key of all steps."""
+        return where.finds("step") and self._steps.reads_all(where)
+
     def unsaved(self, least: int) -> bool:
         """Tell whether to save columns, if they have so many rows."""
         return any(columns.unsaved(least) for columns in self._kinds().values())

@@ -18,8 +18,8 @@ from hybridagi_steps.cli import main
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.records.store_values import StemCounts
 from hybridagi_steps.search.database import database_index
-from hybridagi_steps.search.database.database_index import levels
 from hybridagi_steps.search.database.searched_store import Level
+from hybridagi_steps.search.database.word_levels import levels
 from hybridagi_steps.stores.postgres import PostgresStepStore, search_tables
 from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
 
@@ -287,6 +287,39 @@ def test_a_graph_takes_its_time_and_is_made_alone_where_memory_is_not_shared(
         assert memory.search("flight")
 
 
+def test_a_users_few_are_found_without_reading_whose_all_are(
+    pair: tuple[hs.StepMemory, hs.StepMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, shared = pair
+    read: list[Any] = []
+    step_keys = PostgresStepStore.step_keys
+
+    def noted(store: PostgresStepStore, names: Any, **asked: Any) -> Any:
+        read.append(names)
+        return step_keys(store, names, **asked)
+
+    monkeypatch.setattr(PostgresStepStore, "step_keys", noted)
+    asked: list[dict[str, Any]] = [
+        {"user_id": "user-1"},
+        {"user_id": "user-2", "status": "error"},
+        {"user_id": "nobody"},
+        {"user_id": "\ud800"},
+        {"user_id": "user-1", "scope": "*", "since": "2020-01-01T00:00:00Z"},
+    ]
+    with hs.StepMemory(shared.address, namespace=shared.namespace, **SMALL) as there:
+        there.search("flight")
+        for where in asked[:3]:
+            found = answers(there.search("refund the flight", where=where))
+            assert read == []
+            assert found == answers(held.search("refund the flight", where=where))
+            read.clear()
+        monkeypatch.setattr(database_index, "NARROW", 10)
+        for where in asked:
+            found = answers(there.search("refund the flight", where=where))
+            assert read
+            assert found == answers(held.search("refund the flight", where=where))
+
+
 def test_rows_of_a_level_come_once_and_before_those_of_the_next(
     pair: tuple[hs.StepMemory, hs.StepMemory],
 ) -> None:
@@ -362,7 +395,7 @@ def test_what_filters_read_is_kept_for_the_next_process(
 
     monkeypatch.setattr(PostgresStepStore, "step_keys", counted)
     address, namespace = str(postgres_server.get_uri()), uuid4().hex
-    asked: dict[str, Any] = {"where": {"user_id": "user-1"}, "k": 20}
+    asked: dict[str, Any] = {"where": {"exclude": [{"user_id": "user-1"}]}, "k": 20}
     steps = [s.model_copy(update={"user_id": f"user-{n % 3}"}) for n, s in enumerate(real_steps)]
     with hs.StepMemory(address, namespace=namespace, **SMALL) as memory:
         memory.add(steps[:200])

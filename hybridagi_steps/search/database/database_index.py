@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import combinations
 from math import ceil
 from pathlib import Path
 
@@ -33,9 +32,9 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
     distinct,
 )
-from hybridagi_steps.search.bm25 import inverse_frequency
 from hybridagi_steps.search.database.partial_index import PartialIndex, Passing, window_scores
 from hybridagi_steps.search.database.searched_store import Level, SearchedStore, SearchView
+from hybridagi_steps.search.database.word_levels import levels
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.index_cache import erase_cache
@@ -55,14 +54,6 @@ READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
 FARTHEST = 6_000
 """Rows that are read at most where a filter lets few pass."""
-TOGETHER = 5
-"""The rarest of the common words, of which rows are sought that hold several."""
-TELLING = 0.8
-"""Share of all rows; words that more hold tell none from another as long as there are others."""
-MARGIN = 10
-"""Times the rows wanted that are to be expected of words which know nothing of each other."""
-LOOKS = 100
-"""Entries of the words' index that are read while one row is looked through."""
 ENOUGH = 300
 """Rows of a narrow filter with rare words; of fewer up to `FARTHEST` with any are read."""
 NARROW = 20_000
@@ -94,6 +85,7 @@ class DatabaseIndex:
         self._newest: dict[int, VectorRow] = {}
         self._graph = BackgroundWork(lambda: there.make_graph(dimension))
         self._graph_wanted = True
+        self._asked_few: tuple[object, Rows | None] = None, None
 
     def follow(self) -> None:
         """Take note of what was stored and removed; bring the database's counts along."""
@@ -197,8 +189,19 @@ class DatabaseIndex:
             hidden = self.filters.hidden().under(None)
             gone = distinct(np.concatenate([hidden, *self.filters.of_runs(excluded)]))
             return None, lambda some: ~among(some, gone)
-        rows = self.filters.rows(where)
+        rows = self._rows(where)
         return rows, lambda some: among(some, rows)
+
+    def _rows(self, where: StepFilter) -> Rows:
+        """Return the rows that pass a filter; a user's few without reading whose all others are."""
+        if (user := where.user_id) is None or where.exclude:
+            return self.filters.rows(where)
+        if (asked := (repr(vars(where)), self._frontier)) != self._asked_few[0]:
+            few = self.filters.reads_all(where)
+            few = few and self.there.has_few(user, NARROW, messages=where.finds("message"))
+            self._asked_few = asked, self._store.rows(where) if few else None
+        rows = self._asked_few[1]
+        return self.filters.rows(where) if rows is None else rows
 
 
 class _Candidates:
@@ -392,39 +395,6 @@ def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
             held = {*window.split(), *further.split()}
             holding = {stem: n + (stem in held) for stem, n in holding.items()}
     return StemCounts(documents, words, own_words, holding)
-
-
-def levels(terms: Sequence[str], rare: int, room: int, counts: StemCounts) -> list[Level]:
-    """Return which terms rows are to hold together, those first that weigh most.
-
-    Words that most rows hold stand together in so many rows that the newest have enough of them:
-    these are looked through first where that is less than to read who holds each.
-
-    Args:
-        terms: The rarest first.
-        rare: So many of them are enough alone.
-        room: Rows wanted.
-        counts: Of all rows.
-    """
-    documents = max(counts.documents, 1)
-    telling = [term for term in terms[rare:] if counts.holding[term] <= TELLING * documents]
-    some = (telling or terms[rare:])[:TOGETHER]
-    found = [Level([[term] for term in terms[:rare]])] if rare else []
-    if not some:
-        return found
-    holding = np.array([min(counts.holding[term], documents) for term in some])
-    share, expected = holding / documents, 0.0
-    if (wanted := room / max(float(share.prod()), 1 / documents)) * LOOKS < holding.sum():
-        found.append(Level([some], newest=int(wanted * 1.5)))
-    # A row that holds more of them than a group has was found before.
-    weights = inverse_frequency(documents, holding)
-    for count in range(len(some), 0, -1):
-        if expected > MARGIN * room:
-            break
-        places = sorted(combinations(range(len(some)), count), key=lambda at: -weights[[*at]].sum())
-        found.append(Level([[some[n] for n in at] for at in places], one_by_one=True))
-        expected += documents * sum(float(share[[*at]].prod()) for at in places)
-    return found
 
 
 def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:

@@ -113,6 +113,16 @@ class SearchedStore(Protocol):
         """
         ...
 
+    def has_few(self, user_id: str, most: int, *, messages: bool) -> bool:
+        """Tell whether a user has no more steps than `most`, which an index lists.
+
+        Args:
+            user_id: Whose.
+            most: Steps.
+            messages: Whether messages count: no index says whose they are.
+        """
+        ...
+
     def make_graph(self, dimension: int) -> bool:
         """Make what large memories need besides, which takes long; tell whether it was made."""
         ...

@@ -29,7 +29,7 @@ from hybridagi_steps.stores.postgres.search_view import SETTINGS, DatabaseView, 
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.postgres.steps import PostgresTables
 from hybridagi_steps.stores.sql.derived import DerivedTables, stored_vector
-from hybridagi_steps.stores.sql.tables import DERIVED
+from hybridagi_steps.stores.sql.tables import DERIVED, is_storable
 
 WIDEST = 4_000
 """Dimensions that pgvector indexes as half floats."""
@@ -75,8 +75,13 @@ _INDEXES = {
         WHERE namespace = {n}""",
     "talks_{n}": """CREATE INDEX CONCURRENTLY talks_{n} ON {s}.step_text ({s}.talk(tokens))
         WHERE namespace = {n} AND {s}.talk(tokens) IS NOT NULL""",
+    "owned_{n}": """CREATE INDEX CONCURRENTLY owned_{n} ON {s}.agent_step (user_id, row)
+        INCLUDE (scope) WHERE namespace = {n} AND user_id IS NOT NULL""",
 }
 _EXPRESSIONS = ("words_{n}", "talks_{n}")
+_OWNED = """SELECT (SELECT count(*) FROM (SELECT 1 FROM agent_step
+        WHERE namespace = {n} AND user_id = ? LIMIT ?) steps),
+    EXISTS (SELECT 1 FROM message WHERE namespace = {n})"""
 _GRAPH = """CREATE INDEX CONCURRENTLY near_{n}_{d} ON {s}.near
     USING hnsw ((CAST(vector AS {schema}.halfvec({d}))) {schema}.halfvec_cosine_ops)
     WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}"""
@@ -118,6 +123,7 @@ class SearchTables(PostgresTables, DerivedTables):
     """Implements `SearchedStore`; see search/database for the contract."""
 
     _vector_schema: str | None = None
+    _owners_known = False
 
     def indexed_rows(self) -> int:
         """Return how many rows a search looks among, roughly: no trial runs where that is known."""
@@ -145,6 +151,22 @@ class SearchTables(PostgresTables, DerivedTables):
         except StorageBusyError as error:
             log.info("not all that a search in %s needs is made now: %s", self._db.name, error)
         return None
+
+    def has_few(self, user_id: str, most: int, *, messages: bool) -> bool:
+        """Tell whether a user has no more steps than `most`, and no messages if these count."""
+        if not is_storable(user_id) or not self._knows_owners():
+            return False
+        asked = _OWNED.format(n=self._namespace)
+        count, some_messages = self._db.known(asked, (user_id, most + 1))
+        return int(count) <= most and not (messages and some_messages)
+
+    def _knows_owners(self) -> bool:
+        """Tell whether the index of users is made; who may not make it may have to do without."""
+        if not self._owners_known:
+            with self._db.outside() as connection:
+                made = self._made(connection.raw, [f"owned_{self._namespace}"])
+            self._owners_known = bool(made)
+        return self._owners_known
 
     def make_graph(self, dimension: int) -> bool:
         """Make the graph of near vectors if they are many and have none; tell whether it was made.
