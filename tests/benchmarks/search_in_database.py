@@ -4,8 +4,9 @@
 without steps, `--steps 0`, the shipped runs are searched like every fourth of their steps.
 
 The memory stands in a PostgreSQL server in the folder, and is made there if need be, with `fsync`
-off; a folder that is kept is used again. "held" holds the index in the process, as without a
-budget; "there" has the budget, or one that nothing fits. How alike they are: the share of the first
+off and `shared_buffers` as asked; a folder that is kept is used again. "held" holds the index in the process, as without a
+budget; "there" has the budget, or one that nothing fits; its first filter is that of a machine that
+has cached nothing. How alike they are: the share of the first
 ten of "held" that "there" names, the nDCG of its ten with those of "held" as the wanted ones, and
 the sum of its ten scores by theirs. `--appends` measures the write-ahead log of small appends
 whose searches keep the indexes up.
@@ -74,15 +75,15 @@ def once(options: argparse.Namespace) -> dict[str, Any]:
             begun = time.perf_counter(), time.process_time()
             memory.search("warm up the filter", k=10, where=where or None)
             warm = [time.perf_counter() - begun[0], time.process_time() - begun[1]]
-            each: dict[str, Any] = {"warm": warm, "ms": [], "ids": [], "scores": []}
-            cpu, theirs = time.process_time(), cpu_of_server(options.server)
+            each: dict[str, Any] = {"warm": warm, "ms": [], "cpu": [], "ids": [], "scores": []}
+            theirs = cpu_of_server(options.server)
             for query in asked:
-                before = time.perf_counter()
+                before, cpu = time.perf_counter(), time.process_time()
                 hits = memory.search(query, k=10, where=where or None)
                 each["ms"].append((time.perf_counter() - before) * 1e3)
+                each["cpu"].append((time.process_time() - cpu) * 1e3)
                 each["ids"].append([str(hit.step.id) for hit in hits])
                 each["scores"].append(sum(hit.score for hit in hits))
-            each["cpu"] = (time.process_time() - cpu) * 1e3 / len(asked)
             each["server"] = (cpu_of_server(options.server) - theirs) * 1e3 / len(asked)
             found["of"][name] = each
     return found | {"peak": _resident()}
@@ -105,14 +106,19 @@ def show(found: dict[str, dict[str, Any]]) -> None:
         print(f"{kind:6} first search {_seconds(each['first'])}", end="")
         print(f"   peak {each['peak']:6.0f} MB, before it {each['before']:.0f}")
         for name, taken in each["of"].items():
-            p99 = sorted(taken["ms"])[int(0.99 * (len(taken["ms"]) - 1))]
             print(f"       {name:10} first {_seconds(taken['warm'])}   ", end="")
-            print(f"median {median(taken['ms']):6.1f} ms   p99 {p99:6.1f} ms   ", end="")
-            print(f"processor {taken['cpu']:5.1f} ms, of the server {taken['server']:5.1f} ms")
+            print(f"p50 / p99 {_spread(taken['ms'])} ms   ", end="")
+            print(f"processor {_spread(taken['cpu'])} ms, ", end="")
+            print(f"of the server {taken['server']:5.1f} ms a search")
     for name in FILTERS:
         held, there = (each["of"][name] for each in found.values())
         if any(held["ids"]):
             print(f"{name}: {alike(held, there)}")
+
+
+def _spread(taken: Sequence[float]) -> str:
+    p99 = sorted(taken)[int(0.99 * (len(taken) - 1))]
+    return f"{median(taken):6.1f} / {p99:6.1f}"
 
 
 def _seconds(taken: Sequence[float]) -> str:
@@ -166,6 +172,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--embedder", default="hashing")
     parser.add_argument("--budget", default=_NOTHING_FITS)
+    parser.add_argument("--shared-buffers", default="128MB")
     parser.add_argument("--appends", type=int, default=0)
     parser.add_argument("--once", choices=("held", "there"))
     parser.add_argument("--address")
@@ -182,9 +189,10 @@ def main() -> None:
     try:
         address = str(server.get_uri())
         with psycopg.connect(address, autocommit=True) as connection:
-            for name, value in _SETTINGS.items():
+            for name, value in (_SETTINGS | {"shared_buffers": options.shared_buffers}).items():
                 connection.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
-            connection.execute("SELECT pg_reload_conf()")
+        server.stop()
+        server.start()
         build(address, options.steps, options.embedder)
         if options.appends:
             appends(address, options.appends, options.embedder)
