@@ -4,12 +4,11 @@
 without steps, `--steps 0`, the shipped runs are searched like every fourth of their steps.
 
 The memory stands in a PostgreSQL server in the folder, and is made there if need be, with `fsync`
-off and `shared_buffers` as asked; a folder that is kept is used again. "held" holds the index in the process, as without a
-budget; "there" has the budget, or one that nothing fits; its first filter is that of a machine that
-has cached nothing. How alike they are: the share of the first
-ten of "held" that "there" names, the nDCG of its ten with those of "held" as the wanted ones, and
-the sum of its ten scores by theirs. `--appends` measures the write-ahead log of small appends
-whose searches keep the indexes up.
+off and `--shared-buffers` of memory; a folder that is kept is used again. "held" holds the index in
+the process, as without a budget; "there" has the budget, or one that nothing fits, and nothing is
+cached on the machine. How alike they are: the share of the first ten of "held" that "there" names,
+the nDCG of its ten with those of "held" as the wanted ones, the sum of its ten scores by theirs.
+`--appends` measures the write-ahead log of small appends whose searches keep the indexes up.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from hybridagi_steps.records.store_values import StemCounts
 from hybridagi_steps.search.database import database_index
 from hybridagi_steps.search.database.searched_store import Level
 from hybridagi_steps.search.database.word_levels import levels
-from hybridagi_steps.stores.postgres import PostgresStepStore, search_tables
+from hybridagi_steps.stores.postgres import PostgresStepStore, database, search_tables
 from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
 
 WORD = "orchidaceous"
@@ -318,6 +318,17 @@ def test_a_users_few_are_found_without_reading_whose_all_are(
             found = answers(there.search("refund the flight", where=where))
             assert read
             assert found == answers(held.search("refund the flight", where=where))
+
+
+def test_a_search_does_with_one_connection_where_no_second_is_to_be_had(
+    pair: tuple[hs.StepMemory, hs.StepMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, shared = pair
+    expected = answers(held.search("refund the flight"))
+    monkeypatch.setattr(database, "_MOST_CONNECTIONS", 1)
+    with hs.StepMemory(shared.address, namespace=shared.namespace, **SMALL) as there:
+        assert answers(there.search("refund the flight")) == expected
+        assert in_database(there)
 
 
 def test_rows_of_a_level_come_once_and_before_those_of_the_next(

@@ -198,18 +198,21 @@ class PostgresDatabase:
             settings: One statement, for the transaction.
 
         Yields:
-            A connection in pipeline mode, whose rows are fetched as long as this lasts; None where
-            none is to be had at once.
+            A connection in pipeline mode, whose rows are fetched as long as this lasts. None where
+            none is to be had at once, and through a pooler: those who hold one of its connections
+            each and wait for another might wait for each other.
         """
-        with ExitStack() as lent:
+        with ExitStack() as opened:
+            raw = None
             try:
-                raw = lent.enter_context(self._connected(0))
+                raw = None if self.lent else opened.enter_context(self._connected(0))
             except StorageError as error:
                 log.debug("no second connection for a search: %s", error)
+            if raw is None:
                 yield None
                 return
-            lent.enter_context(raw.pipeline())
-            for statement in filter(None, (_BEGIN_READING, self.lent, settings)):
+            opened.enter_context(raw.pipeline())
+            for statement in (_BEGIN_READING, settings):
                 raw.execute(statement.encode())
             yield raw
             raw.execute(b"COMMIT")
