@@ -48,12 +48,16 @@ def levels(terms: Sequence[str], rare: int, room: int, counts: StemCounts) -> li
     share, expected = holding / documents, 0.0
     if (wanted := room / max(float(share.prod()), 1 / documents)) * LOOKS < holding.sum():
         found.append(Level([some], newest=int(wanted * 1.5)))
-    # A row that holds more of them than a group has was found before.
+    # A row that holds more of them than a group has was found before. Groups of which all rows may be
+    # wanted are sought at once.
     weights = inverse_frequency(documents, holding)
     for count in range(len(some), 0, -1):
         if expected > MARGIN * room:
             break
         places = sorted(combinations(range(len(some)), count), key=lambda at: -weights[[*at]].sum())
-        found.append(Level([[some[n] for n in at] for at in places], one_by_one=True))
-        expected += documents * sum(float(share[[*at]].prod()) for at in places)
+        rows = documents * np.array([share[[*at]].prod() for at in places])
+        groups, few = [[some[n] for n in at] for at in places], int((rows.cumsum() <= room).sum())
+        found += [Level(groups[:few])] if few else []
+        found += [Level(groups[few:], one_by_one=True)] if groups[few:] else []
+        expected += float(rows.sum())
     return found
