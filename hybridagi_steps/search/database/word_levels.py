@@ -48,8 +48,8 @@ def levels(terms: Sequence[str], rare: int, room: int, counts: StemCounts) -> li
     share, expected = holding / documents, 0.0
     if (wanted := room / max(float(share.prod()), 1 / documents)) * LOOKS < holding.sum():
         found.append(Level([some], newest=int(wanted * 1.5)))
-    # A row that holds more of them than a group has was found before. Groups of which all rows may be
-    # wanted are sought at once.
+    # A row that holds more of them than a group has was found before. Groups all rows of which may
+    # be wanted are sought at once.
     weights = inverse_frequency(documents, holding)
     for count in range(len(some), 0, -1):
         if expected > MARGIN * room:
