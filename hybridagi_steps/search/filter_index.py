@@ -123,13 +123,6 @@ class FilterColumns:
             self._asked, self._answer = asked, found
         return self._answer
 
-    def reads_all(self, where: StepFilter) -> bool:
-        """Tell whether `rows` would first read a key of all rows."""
-        if self._through < 0:
-            self._restore()
-        missing = any(name not in self._columns for name in self._names(where))
-        return missing and not self._is_for_the_store(where)
-
     def numbers(self, name: StepKey, rows: Rows) -> npt.NDArray[Any]:
         """Return the number of each row's value of a key, -1 where it has none."""
         self._hold([name])

@@ -36,7 +36,6 @@ import numpy.typing as npt
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.errors import StorageError
 
 Array = npt.NDArray[Any]
 
@@ -110,23 +109,6 @@ def load_cache(path: str | os.PathLike[str], expect: Mapping[str, Any]) -> Cache
     except (OSError, MemoryError) as error:
         _log.warning("the cache %s cannot be read: %s", path, error)
     return None
-
-
-def erase_cache(path: Path) -> None:
-    """Remove a cache file, or empty it where it cannot be removed."""
-    try:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            if path.exists():
-                os.truncate(path, 0)
-                _log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
-    except OSError as error:
-        raise StorageError(
-            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
-            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
-            "or call vacuum() once it can be written."
-        ) from error
 
 
 class CacheFile(Mapping[str, Array]):

@@ -27,14 +27,14 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 from hybridagi_steps.search.bm25 import LexicalIndex
+from hybridagi_steps.search.database.filter_file import FilterFile, erase_cache, is_past_of
 from hybridagi_steps.search.index_cache import (
     CacheFile,
     DamagedCacheError,
-    erase_cache,
     load_cache,
     save_cache,
 )
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter, is_past_of
+from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server

@@ -32,20 +32,20 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
     distinct,
 )
-from hybridagi_steps.search.database.partial_index import PartialIndex, Passing, window_scores
+from hybridagi_steps.search.database.filter_file import FilterFile, erase_cache
+from hybridagi_steps.search.database.partial_index import (
+    PartialIndex,
+    Passing,
+    saved_first,
+    window_scores,
+)
 from hybridagi_steps.search.database.searched_store import Level, SearchedStore, SearchView
 from hybridagi_steps.search.database.word_levels import levels
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
-from hybridagi_steps.search.index_cache import erase_cache
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
-from hybridagi_steps.search.ranking import (
-    POOL,
-    RankedRow,
-    SearchQuery,
-    best_rows,
-)
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter
+from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
+from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
 from hybridagi_steps.search.vector_rows import unit_rows
@@ -197,11 +197,11 @@ class DatabaseIndex:
         if (user := where.user_id) is None or where.exclude:
             return self.filters.rows(where)
         if (asked := (repr(vars(where)), self._frontier)) != self._asked_few[0]:
-            few = self.filters.reads_all(where)
-            few = few and self.there.has_few(user, NARROW, messages=where.finds("message"))
+            few = self.filters.reads_all(where) and self.there.has_few(
+                user, NARROW, messages=where.finds("message")
+            )
             self._asked_few = asked, self._store.rows(where) if few else None
-        rows = self._asked_few[1]
-        return self.filters.rows(where) if rows is None else rows
+        return self.filters.rows(where) if (rows := self._asked_few[1]) is None else rows
 
 
 class _Candidates:
@@ -262,7 +262,7 @@ class _Candidates:
         texts, saved = self.view.around(asked, distinct(answers), links=links, vectors=vectors)
         rows = self._join(rows, self.index.add(texts))
         rows = rows[self.index.holds(rows)]
-        self.index.add_vectors(_saved_first(saved, self.held, rows))
+        self.index.add_vectors(saved_first(saved, self.held, rows))
         return rows
 
     # -- candidates -------------------------------------------------------------------------------
@@ -395,11 +395,3 @@ def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
             held = {*window.split(), *further.split()}
             holding = {stem: n + (stem in held) for stem, n in holding.items()}
     return StemCounts(documents, words, own_words, holding)
-
-
-def _saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:
-    """Return vectors of some rows: those saved, else those held."""
-    known = {each.row for each in saved}
-    asked = {*rows.tolist()}
-    more = [v for row, v in held.vectors.items() if row not in known and row in asked]
-    return [*saved, *more]

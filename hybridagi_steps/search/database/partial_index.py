@@ -16,6 +16,7 @@ import numpy.typing as npt
 from hybridagi_steps.records.store_values import Rows, StemCounts, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import LexicalIndex, Statistics, inverse_frequency
 from hybridagi_steps.search.forward_index import Places, bm25
+from hybridagi_steps.search.indexing import Held
 from hybridagi_steps.search.posting_blocks import FURTHER
 from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
@@ -115,6 +116,14 @@ class PartialIndex:
             if usable:
                 rows = np.array([each.row for each in usable], np.int64)
                 shard.vectors.add(rows, np.stack([np.asarray(each.vector) for each in usable]))
+
+
+def saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:
+    """Return vectors of some rows: those saved, else those held."""
+    known = {each.row for each in saved}
+    asked = {*rows.tolist()}
+    more = [v for row, v in held.vectors.items() if row not in known and row in asked]
+    return [*saved, *more]
 
 
 def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -18,13 +18,12 @@ Every error of the driver leaves as one of ours. Nothing here knows about steps.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
@@ -87,8 +86,6 @@ _SETTINGS = """SELECT set_config('search_path', '{schema}', lent),
 _SYNCED = {True: "on", False: "off"}
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
 _BEGIN_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED;"
-
-log = logging.getLogger("hybridagi_steps")
 
 
 class PostgresDatabase:
@@ -191,36 +188,9 @@ class PostgresDatabase:
             return connection.execute(sql, values).fetchone()
 
     @contextmanager
-    def reading_beside(self, settings: str) -> Generator[Raw | None]:
-        """Give a further connection that reads, whose statements are sent and not waited for.
-
-        Args:
-            settings: One statement, for the transaction.
-
-        Yields:
-            A connection in pipeline mode, whose rows are fetched as long as this lasts. None where
-            none is to be had at once, and through a pooler: those who hold one of its connections
-            each and wait for another might wait for each other.
-        """
-        with ExitStack() as opened:
-            raw = None
-            try:
-                raw = None if self.lent else opened.enter_context(self._connected(0))
-            except StorageError as error:
-                log.debug("no second connection for a search: %s", error)
-            if raw is None:
-                yield None
-                return
-            opened.enter_context(raw.pipeline())
-            for statement in (_BEGIN_READING, settings):
-                raw.execute(statement.encode())
-            yield raw
-            raw.execute(b"COMMIT")
-
-    @contextmanager
-    def outside(self) -> Generator[SpellingConnection]:
+    def outside(self, seconds: float | None = None) -> Generator[SpellingConnection]:
         """Give a connection outside any transaction; through a pooler without our settings."""
-        with self._connected() as raw:
+        with self._connected(seconds) as raw:
             yield SpellingConnection(raw)
 
     @contextmanager

@@ -21,7 +21,7 @@ from struct import pack
 
 import psycopg
 
-from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
 from hybridagi_steps.records.store_values import FloatVector, ShortVector, VectorRow
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, SCHEMA
@@ -82,6 +82,7 @@ _EXPRESSIONS = ("words_{n}", "talks_{n}")
 _OWNED = """SELECT (SELECT count(*) FROM (SELECT 1 FROM agent_step
         WHERE namespace = {n} AND user_id = ? LIMIT ?) steps),
     EXISTS (SELECT 1 FROM message WHERE namespace = {n})"""
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _GRAPH = """CREATE INDEX CONCURRENTLY near_{n}_{d} ON {s}.near
     USING hnsw ((CAST(vector AS {schema}.halfvec({d}))) {schema}.halfvec_cosine_ops)
     WHERE namespace = {n} AND {schema}.vector_dims(vector) = {d}"""
@@ -198,10 +199,34 @@ class SearchTables(PostgresTables, DerivedTables):
     @contextmanager
     def search_view(self, dimension: int) -> Generator[DatabaseView]:
         """Give what reads candidates, all of one consistent state."""
-        schema, beside = self._vector_schema or "", self._db.reading_beside(SETTINGS)
+        schema, beside = self._vector_schema or "", self._reading_beside()
         with ExitStack() as ahead, self._db.reading(SETTINGS) as connection:
             another = partial(ahead.enter_context, beside)
             yield DatabaseView(connection, another, self._namespace, dimension, schema)
+
+    @contextmanager
+    def _reading_beside(self) -> Generator[Raw | None]:
+        """Give a further connection for a search, whose statements are sent and not waited for.
+
+        Yields:
+            A connection in pipeline mode, whose rows are fetched as long as this lasts. None where
+            none is to be had at once, and through a pooler: those who hold one of its connections
+            each and wait for another might wait for each other.
+        """
+        with ExitStack() as opened:
+            raw = None
+            try:
+                raw = None if self._db.lent else opened.enter_context(self._db.outside(0)).raw
+            except StorageError as error:
+                log.debug("no second connection for a search: %s", error)
+            if raw is None:
+                yield None
+                return
+            opened.enter_context(raw.pipeline())
+            for statement in (_BEGIN, SETTINGS):
+                raw.execute(statement.encode())
+            yield raw
+            raw.execute(b"COMMIT")
 
     def _extension(self, raw: Raw) -> str | None:
         """Return the schema of pgvector, which is created where this user may; None: not there."""
