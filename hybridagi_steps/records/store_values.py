@@ -6,7 +6,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from json import dumps
 from typing import Any, NamedTuple
@@ -360,3 +360,13 @@ class Erased(int):
         """Return the same with further places that were not reached."""
         places = (*self.unreached, *unreached)
         return Erased(int(self), places, self.messages_left, self.sessions_left)
+
+
+class Level(NamedTuple):
+    """Rows that hold all stems of one of some groups, and stand in no level before."""
+
+    groups: Sequence[Sequence[str]]
+    one_by_one: bool = False
+    """Whether those of the first group come first; a row that is in several comes several times."""
+    newest: int | None = None
+    """Only of so many newest rows: some may then hold longer words that have the stems in them."""

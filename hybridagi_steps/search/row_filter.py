@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +21,16 @@ import numpy.typing as npt
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Position, Rows
 from hybridagi_steps.search.filter_index import (
     PAGE,
     FilterColumns,
 )
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 from hybridagi_steps.search.key_columns import ABSENT, SCORE, Positions, Value, Values, nothing
+
+FILTER_FORMAT = 1
+"""Layout of the file of columns; another one is not read."""
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -48,6 +52,51 @@ class SavedColumns(NamedTuple):
     """Rows that are gone since it was written, perhaps others too."""
     rescored: bool
     """Whether scores may be others since."""
+
+
+class FilterFile:
+    """The file in which the columns of filters are cached, beside that of the index.
+
+    Many an index is not worth writing for a column.
+    """
+
+    def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
+        """Keep it beside `cache`, the file of the index; None: nothing is kept."""
+        self._store, self._identity = store, {"format": FILTER_FORMAT, "store": store_id}
+        self.path = cache and cache.with_suffix(".keys.index")
+
+    def read(self) -> SavedColumns | None:
+        """Return what filters of an earlier process have read of this store's past."""
+        file = self._opened()
+        if file is None:
+            return None
+        since, now = Position(*file.header["position"]), self._store.frontier().position
+        if not is_past_of(now, since):
+            return None
+        found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
+        removed, rescored = np.array(found.removed, np.int64), since.branch != now.branch
+        same = found.position.epoch == since.epoch
+        return SavedColumns(file, removed, rescored) if same else None
+
+    def position(self) -> Position | None:
+        """Return where the store stood when it was written; None where there is none."""
+        file = self._opened()
+        return None if file is None else Position(*file.header["position"])
+
+    def save(self, filters: RowFilter, position: Position) -> None:
+        """Write the columns of filters, which have followed the store up to a position."""
+        if self.path is not None:
+            header = {**self._identity, "position": list(position)}
+            save_cache(self.path, header, filters.to_arrays())
+
+    def _opened(self) -> CacheFile | None:
+        return None if self.path is None else load_cache(self.path, self._identity)
+
+
+def is_past_of(now: Position, position: Position) -> bool:
+    """Tell whether a store that is at `now` may have been at a position."""
+    ahead = any(old > new for old, new in zip(position[1:], now[1:], strict=True))
+    return position.epoch == now.epoch and not ahead
 
 
 def _nothing_saved() -> None:

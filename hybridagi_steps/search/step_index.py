@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,14 +28,13 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 from hybridagi_steps.search.bm25 import LexicalIndex
-from hybridagi_steps.search.database.filter_file import FilterFile, erase_cache, is_past_of
 from hybridagi_steps.search.index_cache import (
     CacheFile,
     DamagedCacheError,
     load_cache,
     save_cache,
 )
-from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.row_filter import FilterFile, RowFilter, is_past_of
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
@@ -66,6 +66,25 @@ def cache_path(address: str, namespace: str) -> Path | None:
         return None
     digest = hashlib.blake2b(namespace.encode(), digest_size=4).hexdigest()
     return Path(f"{address}.{digest}.index")
+
+
+def erase_cache(path: Path | None) -> None:
+    """Remove a cache file, or empty it where it cannot be removed; None: there is none."""
+    if path is None:
+        return
+    try:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            if path.exists():
+                os.truncate(path, 0)
+                log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
+    except OSError as error:
+        raise StorageError(
+            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
+            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
+            "or call vacuum() once it can be written."
+        ) from error
 
 
 class Shard:
@@ -232,7 +251,7 @@ class StepIndex:
         self.filters.forget_saved()
         if self._cache is not None:
             erase_cache(self._cache)
-            self._filter_file.erase()
+            erase_cache(self._filter_file.path)
 
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position

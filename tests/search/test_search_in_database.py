@@ -16,10 +16,9 @@ import pytest
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.records.store_values import StemCounts
+from hybridagi_steps.records.store_values import Level, StemCounts
 from hybridagi_steps.search.database import database_index
-from hybridagi_steps.search.database.searched_store import Level
-from hybridagi_steps.search.database.word_levels import levels
+from hybridagi_steps.search.database.planner import levels
 from hybridagi_steps.stores.postgres import PostgresStepStore, database, search_tables
 from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
 

@@ -25,6 +25,7 @@ from hybridagi_steps.records.step_text import text_hash
 from hybridagi_steps.records.store_values import (
     FloatVector,
     Frontier,
+    Level,
     Position,
     Rows,
     StemCounts,
@@ -32,22 +33,22 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
     distinct,
 )
-from hybridagi_steps.search.database.filter_file import FilterFile, erase_cache
 from hybridagi_steps.search.database.partial_index import (
     PartialIndex,
     Passing,
     saved_first,
     window_scores,
 )
-from hybridagi_steps.search.database.searched_store import Level, SearchedStore, SearchView
-from hybridagi_steps.search.database.word_levels import levels
+from hybridagi_steps.search.database.planner import levels
+from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
 from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
-from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
+from hybridagi_steps.search.step_index import erase_cache
 from hybridagi_steps.search.vector_rows import unit_rows
 
 READ = 1_500
@@ -123,9 +124,8 @@ class DatabaseIndex:
     def forget_cache(self) -> None:
         """Delete what is cached, also of an index that a process without a budget has held."""
         self.filters.forget_saved()
-        if self._cache is not None:
-            erase_cache(self._cache)
-            self._file.erase()
+        erase_cache(self._cache)
+        erase_cache(self._file.path)
 
     def _erase_what_went(self, now: Position, then: Position | None) -> None:
         """Erase a cache that others could not reach who removed what it holds."""

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from hybridagi_steps.records.store_values import (
     FloatVector,
+    Level,
     Rows,
     StemCounts,
     TextRow,
     VectorRow,
 )
-
-
-class Level(NamedTuple):
-    """Rows that hold all stems of one of some groups, and stand in no level before."""
-
-    groups: Sequence[Sequence[str]]
-    one_by_one: bool = False
-    """Whether those of the first group come first; a row that is in several comes several times."""
-    newest: int | None = None
-    """Only of so many newest rows: some may then hold longer words that have the stems in them."""
 
 
 class SearchView(Protocol):

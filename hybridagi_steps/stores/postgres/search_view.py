@@ -21,13 +21,13 @@ from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.store_values import (
     FloatVector,
+    Level,
     Rows,
     ShortVector,
     StemCounts,
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.search.database.searched_store import Level
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
