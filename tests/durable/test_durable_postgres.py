@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from sqlalchemy import make_url
 from sqlalchemy.dialects import postgresql
 
 from hybridagi_steps import StepMemory
-from hybridagi_steps.durable.engine import QueueDatabase
+from hybridagi_steps.durable.engine import QueueDatabase, QueueTables
 from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.durable.session_runs import DurableRunner
 from hybridagi_steps.errors import StorageError
@@ -203,6 +203,21 @@ def test_a_name_is_its_living_holders(postgres_address: str) -> None:
     assert first.take("a")
     first.close()
     third.close()
+
+
+def test_statements_about_work_have_limits(postgres_address: str) -> None:
+    asked = "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
+    database = QueueDatabase.of(postgres_address, "a queue")
+    client = database.client("some")
+    with (
+        closing(Presence(postgres_address)) as presence,
+        closing(QueueTables(database, "some")) as q,
+    ):
+        found = [presence.ask(asked), q.ask(asked)]
+    with client._sys_db.engine.connect() as dbos:
+        found.append([*map(tuple, dbos.exec_driver_sql(asked))])
+    client.destroy()
+    assert [[*map(tuple, rows)] for rows in found] == [[("10min", "30s")]] * 3
 
 
 PAGES = """SELECT coalesce(string_agg(encode(pg_read_binary_file(pg_relation_filepath(oid)),

@@ -412,6 +412,35 @@ class TestConnections:
             reader.rollback()
             store.compact()
 
+    def test_nobody_waits_behind_a_compaction_that_waits_for_a_table(
+        self, postgres_address: str
+    ) -> None:
+        with (
+            closing(PostgresStepStore(postgres_address, timeout_seconds=3.0)) as store,
+            closing(PostgresStepStore(postgres_address)) as other,
+            psycopg.connect(postgres_address) as holder,
+        ):
+            store.append([step(id="a")])
+            holder.execute("SELECT count(*) FROM hybridagi_steps.agent_step")
+            refused: list[StorageBusyError] = []
+
+            def compact() -> None:
+                with pytest.raises(StorageBusyError, match=r"agent_step.* is in use") as error:
+                    store.compact()
+                refused.append(error.value)
+
+            compacting = threading.Thread(target=compact)
+            compacting.start()
+            waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+            while not run_sql(postgres_address, waiting):
+                assert compacting.is_alive()
+            assert ids(other.get(["a"])) == ["a"]
+            assert not refused
+            compacting.join()
+            assert refused
+            holder.rollback()
+            store.compact()
+
 
 def _end_connections(address: str) -> None:
     run_sql(

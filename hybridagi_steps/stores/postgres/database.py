@@ -42,6 +42,7 @@ from hybridagi_steps.stores.address import checked_server, secrets_of, shown_add
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.positions import locks_of_a_writer
 from hybridagi_steps.stores.postgres.schema import (
+    LONGEST_STATEMENT,
     SCHEMA,
     is_prepared,
     migrate,
@@ -66,8 +67,6 @@ _TAKEOVER_PAUSE_SECONDS = 0.1
 _MUCH_LEFT = 0.9
 _LONGEST_PAUSE = "60s"
 """After which the server ends a transaction that its client left alone, and frees its lock."""
-_LONGEST_STATEMENT = "600s"
-"""After which the server gives one up, where it is not set to do so anyway."""
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
 # `full` keeps what the server is set to, be it stricter, and only overrules that it need not wait.
 # Of the last two the second changes when the server recovers from the end of one of its processes.
@@ -337,7 +336,7 @@ class PostgresDatabase:
             schema=SCHEMA,
             timeout=_milliseconds(self.timeout_seconds),
             pause=_LONGEST_PAUSE,
-            statement=_LONGEST_STATEMENT,
+            statement=LONGEST_STATEMENT,
             normal=self.durability == "normal",
             lent=lent,
         )

@@ -35,6 +35,9 @@ LOCK_CLASS = 0x48535450
 NAMES_CLASS = LOCK_CLASS + 1
 """First half of the keys of what one writer of a namespace changes at a time: a session."""
 
+LONGEST_STATEMENT = "600s"
+"""After which the server gives one up, where its role has no limit of its own."""
+
 DURABLY = "SET LOCAL synchronous_commit TO on"
 """What steps stand on must not be lost with the server, whatever they may themselves."""
 

@@ -7,14 +7,13 @@ what it means out of all of them, and rewrites them, so that no page keeps it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
 from hybridagi_steps.outside_files import (
     RUN_COLUMNS,
     QueuedRun,
@@ -24,7 +23,8 @@ from hybridagi_steps.outside_files import (
 )
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
-from hybridagi_steps.stores.postgres.schema import SCHEMA
+from hybridagi_steps.stores.postgres.rewriting import rewrite
+from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA
 from hybridagi_steps.stores.postgres.spelling import teach
 
 Raw = psycopg.Connection[Any]
@@ -34,7 +34,6 @@ _EARLIER_SCHEMA = "dbos"
 """Where earlier versions kept queues of plans; one that is there stays."""
 _CONNECT_SECONDS = 10
 _BUSY_SECONDS = 30
-_PAUSE_SECONDS = 0.05
 _LOCK = 0x48535457
 _QUEUES = ", ".join(
     f"'{name.removesuffix(':')}'" for name in (*queues_of_runs(""), queue_of_jobs(""))
@@ -113,22 +112,30 @@ _FORGET = f"DELETE FROM {WORK_SCHEMA}.live_run WHERE ended_at IS NOT NULL"  # no
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> 'queue'), i.inputs
     FROM {}.workflow_status s
     LEFT JOIN {}.workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
-_READERS = """SELECT count(*) FROM pg_catalog.pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
-        AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
-_NOW = "SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
 
 
 def connected(conninfo: str) -> Raw:
-    """Return a connection that commits each statement, and prepares none: a pooler may lend it."""
+    """Return a connection that commits each statement, and prepares none: a pooler may lend it.
+
+    Waits for locks and statements have limits, but where a pooler would give them to others.
+    """
     try:
         raw: Raw = psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
         raw.prepare_threshold = None
+        raw.execute(limits(raw).encode())
         teach(raw)
         return raw
     except psycopg.Error as error:
         name = shown_address(conninfo)
         raise unreachable(error, name, secrets_of(conninfo)) from error
+
+
+def limits(raw: Raw) -> str:
+    """Return the query that sets limits for a session, unless a pooler lends the connection."""
+    return f"""SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', lent),
+        set_config('statement_timeout', CASE current_setting('statement_timeout')
+            WHEN '0' THEN '{LONGEST_STATEMENT}' ELSE current_setting('statement_timeout') END, lent)
+        FROM (SELECT pg_backend_pid() <> {raw.info.backend_pid} AS lent) pooler"""  # noqa: S608 - no text in it
 
 
 def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
@@ -205,15 +212,12 @@ def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
     """
     try:
         with connected(conninfo) as raw:
-            lent = f"pg_backend_pid() <> {raw.info.backend_pid}"  # by a pooler, for others, too
-            raw.execute(f"SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', {lent})".encode())
+            own = raw.execute("SELECT pg_backend_pid()").fetchone() == (raw.info.backend_pid,)
             for schema in (WORK_SCHEMA, _EARLIER_SCHEMA):
                 tables: dict[str, list[str]] = dict(raw.execute(_TABLES, (schema,)).fetchall())
                 if any([_forgotten(raw, tables), _erased(raw, schema, tables, gone)]):
-                    _wait_for_readers(raw)
-                    for table in tables:
-                        name = sql.Identifier(schema, table)
-                        raw.execute(sql.SQL("VACUUM (FULL) {}").format(name))
+                    names = [sql.Identifier(schema, table) for table in tables]
+                    rewrite(raw, names, shown_address(conninfo), _BUSY_SECONDS, lent=not own)
     except psycopg.Error as error:
         raise translated_from(error, conninfo) from error
 
@@ -241,13 +245,3 @@ def _erased(
                 names = sql.Identifier(schema, table), sql.Identifier(column)
                 raw.execute(statement.format(*names), (ids,))
     return bool(ids)
-
-
-def _wait_for_readers(raw: Raw) -> None:
-    """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""
-    now = raw.execute(_NOW, ()).fetchone()
-    give_up = time.monotonic() + _BUSY_SECONDS
-    while raw.execute(_READERS, now).fetchone() != (0,):
-        if time.monotonic() >= give_up:
-            raise StorageBusyError("a queue is read by a transaction that sees what was deleted.")
-        time.sleep(_PAUSE_SECONDS)
