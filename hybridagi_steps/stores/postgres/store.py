@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -116,6 +117,10 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
             db = self._db
             rewrite(raw, tables, db.name, db.timeout_seconds, lent=bool(db.lent))
         return () if reached else (f"{self._db.name} pg_statistic",)
+
+    def now(self) -> datetime:
+        """Return the time by the server's clock, which all machines share."""
+        return self._db.known("SELECT clock_timestamp()", ())[0].astimezone(UTC)
 
     def verify(self) -> list[str]:
         """Check what this library relies on, in all namespaces."""
