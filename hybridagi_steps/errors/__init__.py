@@ -27,6 +27,7 @@
     │   │   ├── MissingGrantError              a database's role lacks a grant for it
     │   │   └── MovedNamespaceError            the namespace is at another address by now
     │   ├── DiskFullError                      no space left
+    │   ├── ConnectionLostError                a server's answer was lost: stored or not
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
     ├── PlacementError (ValueError)            a placement of namespaces, with its line
     ├── CopyError (ValueError)                 a copy over something else, or of nothing
@@ -259,6 +260,13 @@ class MovedNamespaceError(ReadOnlyStorageError):
 
 class DiskFullError(StorageError):
     """No space is left on the device."""
+
+
+class ConnectionLostError(StorageError):
+    """The server ended the connection in the middle of a call: a write is stored, or it is not.
+
+    The same commit with its idempotency key, or the same step with its id, is stored once.
+    """
 
 
 class StorageBusyError(StorageError, TimeoutError):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import psycopg
 
 from hybridagi_steps.errors import (
+    ConnectionLostError,
     DamagedFileError,
     DiskFullError,
     ForeignFileError,
@@ -28,7 +29,7 @@ _Meaning = tuple[type[StorageError], str]
 
 _BUSY: _Meaning = (StorageBusyError, "is held by another writer; try again when it is done")
 _LOST: _Meaning = (
-    StorageError,
+    ConnectionLostError,
     "ended the connection; whether the last write was stored is not known. The next call connects "
     "again: to repeat a commit with its idempotency key, or a step with its id, stores it once",
 )
@@ -50,7 +51,7 @@ _UNTRUSTED = (
 _MEANINGS: dict[str, _Meaning] = {
     "08": _LOST,
     "08P01": (
-        StorageError,
+        ConnectionLostError,
         f"{_LOST[1]}. A pooler must lend connections for a transaction or a session (pool_mode), "
         "and have enough of them",
     ),
@@ -98,6 +99,7 @@ def unreachable(error: psycopg.Error, name: str, secrets: Sequence[str]) -> Stor
     code = error.sqlstate or ""
     kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _UNKNOWN
     said = _said(error, secrets)
+    kind = StorageError if kind is ConnectionLostError else kind
     if kind is StorageError and ("certificate" in said or "SSL" in said):
         words = _UNTRUSTED
     elif kind is StorageError and code != "08P01":
