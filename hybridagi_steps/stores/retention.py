@@ -174,14 +174,10 @@ class Retention(ABC):
             InvalidFilterError: An unknown key in `where`.
             InvalidMemoryError: The store of this memory removes nothing by age.
         """
-        age, asked = _age(days), in_every_scope(where)
-        store = self._open_store
+        asked, store = in_every_scope(where), self._open_store
         if not isinstance(store, RetentionStore):
             raise InvalidMemoryError(self, "a store that removes by age")
-        try:
-            before = store.now() - age
-        except OverflowError as error:
-            raise InvalidSettingError(f"{days:g} days ago there was no calendar.") from error
+        before = _days_ago(days, store)
         until = before if asked.until is None else min(before, asked.until)
         expiry = self._expiry(asked.model_copy(update={"until": until}))
         units = store.old_units(expiry.where)
@@ -210,10 +206,11 @@ class Retention(ABC):
         return Expiry(where, frozenset(runs), frozenset(sessions))
 
 
-def _age(days: float) -> timedelta:
+def _days_ago(days: float, store: RetentionStore) -> datetime:
+    """Return the time so many days ago."""
     if not is_number(days) or not 0 < days < math.inf:
         raise InvalidSettingError(f"days is a number above 0, not {days!r:.80}.")
     try:
-        return timedelta(days=days)
+        return store.now() - timedelta(days=days)
     except OverflowError as error:
         raise InvalidSettingError(f"{days:g} days ago there was no calendar.") from error
