@@ -7,8 +7,6 @@ to nobody living: what had begun under it is put back into the queue. Should its
 all, DBOS keeps only what the one says that took the work last.
 """
 
-# DBOS keeps one instance for each process; so does this module.
-
 from __future__ import annotations
 
 import logging
@@ -33,10 +31,10 @@ if TYPE_CHECKING or find_spec("dbos"):
     from dbos import error as dbos_error
     from psycopg import Error as DriverError
     from psycopg.conninfo import conninfo_to_dict
-    from sqlalchemy import URL, create_engine, event, make_url, text
+    from sqlalchemy import URL, create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 
-    from hybridagi_steps.stores.postgres.work_tables import isolate, limits, schema_of_queue
+    from hybridagi_steps.stores.postgres.work_tables import isolate, limit_all, schema_of_queue
 else:  # said when a queue is opened, not when this module is loaded
     DBOS, Serializer = None, object
 
@@ -177,31 +175,20 @@ class QueueDatabase(NamedTuple):
             DBOS.migrate(self.url, schema=schema)
             if self.file is None:
                 isolate(self.address)
-            client = DBOSClient(
+            made = DBOSClient(
                 system_database_url=self.url,
                 dbos_system_schema=schema,
                 serializer=JsonSerializer(),
                 application_name=APPLICATION,
                 retry_connection_errors=False,  # without end, and to be cancelled by nobody
             )
-            self.limit(client)
-            return client
+            return self.limited(made)
 
-    def limit(self, made: DBOS | DBOSClient) -> None:
+    def limited(self, made: Any) -> Any:
         """Let the server give up what DBOS asks of it when it takes too long."""
         if self.file is None:
-            _limit(made._sys_db.engine)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-
-def _limit(connections: Any) -> None:
-    """Set limits on every connection of SQLAlchemy's to a server; those before are given up."""
-
-    def limit(raw: Any, _: object) -> None:
-        raw.execute(limits(raw))
-        raw.commit()  # or they would be rolled back
-
-    event.listen(connections, "connect", limit)
-    connections.dispose()
+            limit_all(made._sys_db.engine)  # noqa: SLF001
+        return made
 
 
 class QueueTables:
@@ -217,10 +204,10 @@ class QueueTables:
         url = make_url(database.url)
         self._is_server = database.file is None  # else there is one writer, and one schema
         if self._is_server:
-            url = url.set(drivername="postgresql+psycopg")
-        self._sql = create_engine(url)
-        if self._is_server:
-            _limit(self._sql)
+            self._sql = create_engine(url.set(drivername="postgresql+psycopg"))
+            limit_all(self._sql)
+        else:
+            self._sql = create_engine(url)
         self._status = f'"{schema}".workflow_status' if self._is_server else "workflow_status"
 
     def ask(self, statement: str, *, lock: bool = False, **values: Any) -> list[Any]:
@@ -327,7 +314,7 @@ class Engine:
             made = DBOS(config=self._config(poll_seconds))
             DBOS.listen_queues([*at_once] if serves else [])
             DBOS.launch()
-            self.database.limit(made)
+            self.database.limited(made)
             undo.pop_all()
             self._stack = stack.pop_all()
         self._watch.start()

@@ -33,8 +33,7 @@ from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.local_cache import LocalCache
 from hybridagi_steps.stores.postgres.positions import SETTLED
-from hybridagi_steps.stores.postgres.rewriting import rewrite
-from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
+from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version, rewrite
 from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.spelling import json_rows
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PINNED, PostgresSteps

@@ -23,8 +23,7 @@ from hybridagi_steps.outside_files import (
 )
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
-from hybridagi_steps.stores.postgres.rewriting import rewrite
-from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA
+from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, rewrite
 from hybridagi_steps.stores.postgres.spelling import teach
 
 Raw = psycopg.Connection[Any]
@@ -122,7 +121,7 @@ def connected(conninfo: str) -> Raw:
     try:
         raw: Raw = psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
         raw.prepare_threshold = None
-        raw.execute(limits(raw).encode())
+        raw.execute(_limits(raw).encode())
         teach(raw)
         return raw
     except psycopg.Error as error:
@@ -130,12 +129,24 @@ def connected(conninfo: str) -> Raw:
         raise unreachable(error, name, secrets_of(conninfo)) from error
 
 
-def limits(raw: Raw) -> str:
+def _limits(raw: Raw) -> str:
     """Return the query that sets limits for a session, unless a pooler lends the connection."""
     return f"""SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', lent),
         set_config('statement_timeout', CASE current_setting('statement_timeout')
             WHEN '0' THEN '{LONGEST_STATEMENT}' ELSE current_setting('statement_timeout') END, lent)
         FROM (SELECT pg_backend_pid() <> {raw.info.backend_pid} AS lent) pooler"""  # noqa: S608 - no text in it
+
+
+def limit_all(connections: Any) -> None:
+    """Set the limits on all connections of an engine of SQLAlchemy's; those before are given up."""
+    from sqlalchemy import event
+
+    def limit(raw: Any, _: object) -> None:
+        raw.execute(_limits(raw))
+        raw.commit()  # or they would be rolled back
+
+    event.listen(connections, "connect", limit)
+    connections.dispose()
 
 
 def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
