@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -34,7 +35,7 @@ if TYPE_CHECKING or find_spec("dbos"):
     from sqlalchemy import URL, create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 
-    from hybridagi_steps.stores.postgres.work_tables import isolate, limit_all, schema_of_queue
+    from hybridagi_steps.stores.postgres import work_tables
 else:  # said when a queue is opened, not when this module is loaded
     DBOS, Serializer = None, object
 
@@ -164,7 +165,7 @@ class QueueDatabase(NamedTuple):
 
     def schema(self, queue: str) -> str:
         """Return the schema that holds a queue; an SQLite file has but one."""
-        return schema_of_queue(self.address, queue) if self.file is None else "dbos"
+        return work_tables.schema_of_queue(self.address, queue) if self.file is None else "dbos"
 
     def client(self, queue: str) -> Any:
         """Return a client of a queue; file or schema are created where there are none."""
@@ -174,21 +175,17 @@ class QueueDatabase(NamedTuple):
             schema = self.schema(queue)
             DBOS.migrate(self.url, schema=schema)
             if self.file is None:
-                isolate(self.address)
-            made = DBOSClient(
+                work_tables.isolate(self.address)
+            client = DBOSClient(
                 system_database_url=self.url,
                 dbos_system_schema=schema,
                 serializer=JsonSerializer(),
                 application_name=APPLICATION,
                 retry_connection_errors=False,  # without end, and to be cancelled by nobody
             )
-            return self.limited(made)
-
-    def limited(self, made: Any) -> Any:
-        """Let the server give up what DBOS asks of it when it takes too long."""
-        if self.file is None:
-            limit_all(made._sys_db.engine)  # noqa: SLF001
-        return made
+            if self.file is None:
+                work_tables.limit_all(client._sys_db.engine)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            return client
 
 
 class QueueTables:
@@ -205,7 +202,7 @@ class QueueTables:
         self._is_server = database.file is None  # else there is one writer, and one schema
         if self._is_server:
             self._sql = create_engine(url.set(drivername="postgresql+psycopg"))
-            limit_all(self._sql)
+            work_tables.limit_all(self._sql)
         else:
             self._sql = create_engine(url)
         self._status = f'"{schema}".workflow_status' if self._is_server else "workflow_status"
@@ -311,10 +308,9 @@ class Engine:
             undo.callback(self._names.close)
             self._take_name(worker_id)
             undo.callback(DBOS.destroy)
-            made = DBOS(config=self._config(poll_seconds))
+            DBOS(config=self._config(poll_seconds))
             DBOS.listen_queues([*at_once] if serves else [])
             DBOS.launch()
-            self.database.limited(made)
             undo.pop_all()
             self._stack = stack.pop_all()
         self._watch.start()
@@ -354,6 +350,9 @@ class Engine:
             "log_level": "ERROR",
             "enable_otlp": False,
             "notification_listener_polling_interval_sec": poll_seconds,
+            "db_engine_kwargs": {}
+            if self.database.file
+            else {"creator": partial(work_tables.limited, self.database.address)},
         }
 
     def _recover(self) -> None:

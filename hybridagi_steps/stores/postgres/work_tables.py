@@ -137,16 +137,32 @@ def _limits(raw: Raw) -> str:
         FROM (SELECT pg_backend_pid() <> {raw.info.backend_pid} AS lent) pooler"""  # noqa: S608 - no text in it
 
 
+def limited(conninfo: str) -> Raw:
+    """Return a connection with the limits for DBOS, which makes none."""
+    raw: Raw = psycopg.connect(conninfo, connect_timeout=_CONNECT_SECONDS)
+    try:
+        raw.execute(_limits(raw).encode())
+        raw.commit()  # or they would be rolled back
+    except BaseException:
+        raw.close()
+        raise
+    return raw
+
+
 def limit_all(connections: Any) -> None:
-    """Set the limits on all connections of an engine of SQLAlchemy's; those before are given up."""
+    """Set the limits on all connections of an engine of SQLAlchemy's, of which none is in use."""
     from sqlalchemy import event
 
     def limit(raw: Any, _: object) -> None:
-        raw.execute(_limits(raw))
-        raw.commit()  # or they would be rolled back
+        try:
+            raw.execute(_limits(raw))
+            raw.commit()
+        except BaseException:
+            raw.close()  # which SQLAlchemy does not
+            raise
 
     event.listen(connections, "connect", limit)
-    connections.dispose()
+    connections.dispose()  # what it has tried
 
 
 def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
