@@ -72,6 +72,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
         monkeypatch.setattr(owner, name, called)
 
     watch(psycopg.Connection, "execute", 1)
+    watch(psycopg.Cursor, "execute", 1)
     watch(psycopg.Cursor, "executemany", 1)
     watch(psycopg.Cursor, "copy", 2)  # the server says that it is ready, and that it has all
     pipeline, execute = psycopg.Connection.pipeline, SpellingConnection.execute

@@ -40,7 +40,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
-from hybridagi_steps.stores.postgres.positions import locks_of_a_writer
+from hybridagi_steps.stores.postgres.positions import locked_insert, locks_of_a_writer
 from hybridagi_steps.stores.postgres.schema import (
     LONGEST_STATEMENT,
     SCHEMA,
@@ -48,15 +48,15 @@ from hybridagi_steps.stores.postgres.schema import (
     migrate,
 )
 from hybridagi_steps.stores.postgres.spelling import (
+    Raw,
     SpellingConnection,
     came_to_rest,
     is_quiet,
+    spelled,
     teach,
 )
 from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED
 from hybridagi_steps.stores.waiting import Patience, taken
-
-Raw = psycopg.Connection[Any]
 
 _MOST_CONNECTIONS = 8
 """Of one store; who needs another waits for one to come back."""
@@ -139,24 +139,30 @@ class PostgresDatabase:
         return crc32((beside or "").encode(), self.turn) - 2**31
 
     def insert(
-        self, sql: str, values: Mapping[str, Any], *, beside: str = ANYWHERE, reads: bool = False
+        self,
+        sql: str,
+        values: Mapping[str, Any],
+        *,
+        draws: tuple[str, ...],
+        beside: str = ANYWHERE,
+        reads: bool = False,
     ) -> Any:
         """Run one statement that writes as a transaction of its own; return its first row.
 
         Args:
             sql: Takes its values from `turn`, which holds the locks of the writer.
             values: For `:name`.
+            draws: Where it draws rows from; see positions.py.
             beside: What it alone may change; see `Database`.
             reads: Whether it reads what other writers change. A statement sees what was committed
                 before it began, so the locks are taken by one before it, in the same round trip.
         """
-        locks = locks_of_a_writer(self.turn, beside, "CAST(:turn AS INTEGER)")
-        sql = f"WITH turn AS MATERIALIZED ({locks}) {sql}"
-        values = {**values, "turn": self._name_key(beside)}
+        locks, sql = locked_insert(self.turn, bool(beside), draws, sql)
+        values = {**values, "turn": self._name_key(beside)} if beside else values
         with self._turn_taken(beside) as (raw, wait):
-            connection = SpellingConnection(raw)
             if not (wait or reads or self.lent):
-                return connection.execute(sql, values).fetchone()
+                return raw.kept.execute(spelled(sql), values, binary=True).fetchone()
+            connection = SpellingConnection(raw)
             with raw.pipeline():
                 for statement in filter(None, (_BEGIN_WRITING, self.lent, wait)):
                     raw.execute(statement.encode())
@@ -311,7 +317,7 @@ class PostgresDatabase:
 
     def _connect(self) -> Raw:
         try:
-            raw: Raw = psycopg.connect(self._conninfo, autocommit=True, **self._options)
+            raw = Raw.connect(self._conninfo, autocommit=True, **self._options)
         except psycopg.Error as error:
             raise unreachable(error, self.name, self._secrets) from error
         try:

@@ -32,7 +32,7 @@ from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.local_cache import LocalCache
-from hybridagi_steps.stores.postgres.positions import SETTLED
+from hybridagi_steps.stores.postgres.positions import MESSAGES, SETTLED, STEPS
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version, rewrite
 from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.spelling import json_rows
@@ -324,7 +324,8 @@ class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
         keyed = new.idempotency_key is not None
         sql = _COMMIT + _COMMIT_STEPS * bool(steps) + _COMMIT_KEY * keyed + _DONE
         try:
-            done = self._db.insert(sql, values, beside=new.session_id)
+            draws = (MESSAGES, STEPS) if steps else (MESSAGES,)
+            done = self._db.insert(sql, values, draws=draws, beside=new.session_id)
         except StorageError as error:
             if not isinstance(error.__cause__, UniqueViolation):
                 raise
