@@ -885,6 +885,35 @@ class TestWithoutDriver:
             StepMemory("postgresql://localhost/db")
 
 
+ODD_TEXTS = [
+    "a, b",
+    '"',
+    "\\",
+    '\\"',
+    "{}",
+    "NULL",
+    "",
+    " ",
+    "\x1a",
+    "a\nb",
+    "\U0001f600",
+    "\u2003",
+]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_metadata_of_any_text_is_kept_as_a_filter_looks_for_it(
+    postgres_address: str, at_once: int
+) -> None:
+    with closing(open_store(postgres_address)) as store:
+        steps = [step(id=f"{n}", metadata={text: text}) for n, text in enumerate(ODD_TEXTS)]
+        for first in range(0, len(steps), at_once):
+            store.append(steps[first : first + at_once])
+        for row, text in enumerate(ODD_TEXTS, 1):
+            assert store.rows(StepFilter(metadata={text: text})).tolist() == [row], text
+        assert store.verify() == []
+
+
 def test_a_database_of_the_first_schema_is_brought_up_to_date(postgres_address: str) -> None:
     first, *later = schema.migrations()
     steps = [step(id="a", metadata={"format": 5}), step(id="chat", metadata={"format": "openai"})]

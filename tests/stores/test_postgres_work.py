@@ -161,7 +161,7 @@ def test_a_new_step_and_a_search_take_few_round_trips(memory: StepMemory, work: 
     assert add_and_search(2_000, 1) <= 40
     assert add_and_search(3_000, 20) <= 45
     memory.search("refund the order")
-    assert work.of(lambda: memory.search("refund the order")) <= 6
+    assert work.of(lambda: memory.search("refund the order")) <= 2
 
 
 def rows_of(node: dict[str, Any]) -> float:

@@ -55,8 +55,8 @@ from hybridagi_steps.stores.postgres.spelling import (
     spelled,
     teach,
 )
-from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED
-from hybridagi_steps.stores.waiting import Patience, taken
+from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED, Values
+from hybridagi_steps.stores.waiting import Patience, take
 
 _MOST_CONNECTIONS = 8
 """Of one store; who needs another waits for one to come back."""
@@ -187,10 +187,17 @@ class PostgresDatabase:
         with self.reading() if self.lent else self.outside() as connection:
             yield connection
 
-    def known(self, sql: str, values: tuple[Any, ...]) -> Any:
+    def known(self, sql: str, values: Values) -> Any:
         """Return the one row of a query."""
-        with self.asking() as connection:
-            return connection.execute(sql, values).fetchone()
+        return next(iter(self.few(sql, values)), None)
+
+    def few(self, sql: str, values: Values) -> list[Any]:
+        """Return the rows of a query that has few: the connection keeps them for a while."""
+        if self.lent:
+            with self.reading() as connection:
+                return connection.execute(sql, values).fetchall()
+        with self._connected() as raw:
+            return raw.kept.execute(spelled(sql), values or None, binary=True).fetchall()
 
     @contextmanager
     def outside(self) -> Generator[SpellingConnection]:
@@ -218,13 +225,20 @@ class PostgresDatabase:
         """
         until = time.monotonic() + self.patience.seconds
         turn = self._write_turn if beside in (None, DERIVED) else self._beside
-        with (
-            taken(turn, self.patience.seconds, self.name) as left,
-            self._connected(left) as raw,
-        ):
+        left, raw = take(turn, self.patience.seconds, self.name), None
+        try:  # as `_connected`, which in here would make each write longer
+            raw = self._take(left)
             left = until - time.monotonic()
             enough = left > _MUCH_LEFT * self.timeout_seconds
             yield raw, "" if enough else f"SET LOCAL lock_timeout TO {_milliseconds(left)};"
+        except psycopg.Error as error:
+            raise translated(error, self.name, self._secrets) from error
+        finally:
+            try:
+                if raw is not None:
+                    self._give_back(raw)
+            finally:
+                turn.release()
 
     def close(self) -> None:
         """Close every connection, waiting for reads and writes under way."""

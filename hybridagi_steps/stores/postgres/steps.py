@@ -88,6 +88,10 @@ _INSERT_MESSAGE = """INSERT INTO message
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
 _METADATA_VALUES = """SELECT k.row, m.value FROM agent_step k, unnest(k.metadata) AS m (value)
     WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?) ORDER BY k.row"""
+_READ_SCORED = """SELECT s.row, s.body, s.checksum, r.run_id, r.score, r.feedback, r.checksum
+    FROM agent_step s LEFT JOIN run r
+        ON r.namespace = s.namespace AND r.run_id = s.run_id AND r.score IS NOT NULL
+    WHERE s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _RUNS = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
     GROUP BY run_id ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
 _SAVE_TEXT = """INSERT INTO step_text
@@ -196,6 +200,15 @@ class PostgresSteps(PostgresTables, StepWriting):
             found = connection.execute(_METADATA_VALUES, asked).fetchall()
         values = [(row, orjson.loads(text)) for row, text in found]
         return [(row, (kind, value)) for row, (_, kind, value) in values]
+
+    def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
+        steps: dict[int, AgentStep] = {}
+        asked = (self._namespace, many(rows))
+        for row, body, checksum, *run in self._db.few(_READ_SCORED, asked):
+            steps[row] = step = self._decoded(row, body, checksum)
+            if step.score is None and run[0] is not None:
+                step.score = self._score(*run)[0]
+        return steps
 
     def _append_one(self, step: AgentStep) -> int:
         step_id = id_text(step.id)

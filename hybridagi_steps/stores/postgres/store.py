@@ -368,9 +368,7 @@ class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
 
     def frontier(self) -> Frontier:
         """Return how far the store has come, and up to where all of it can be seen."""
-        asked = {"namespace": self._namespace}
-        with self._db.asking() as connection:
-            found = connection.execute(_FRONTIER, asked).fetchone()
+        found = self._db.known(_FRONTIER, {"namespace": self._namespace})
         if found is None:
             return self._frontier_of(None)
         frontier, (row, message_row, beyond) = self._frontier_of(found[:7]), found[7:]

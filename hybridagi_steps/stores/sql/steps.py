@@ -178,8 +178,11 @@ class StepReading(Tables):
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""
+        return self._found([int(row) for row in rows]) if len(rows) else {}
+
+    def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         with self._db.reading() as connection:
-            return self._read(connection, [int(row) for row in rows])
+            return self._read(connection, rows)
 
     def children(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return the steps whose parent is one of `ids`, by row."""
