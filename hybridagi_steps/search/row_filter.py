@@ -26,7 +26,15 @@ from hybridagi_steps.search.filter_index import (
     FilterColumns,
 )
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
-from hybridagi_steps.search.key_columns import ABSENT, SCORE, Positions, Value, Values, nothing
+from hybridagi_steps.search.key_columns import (
+    ABSENT,
+    NOWHERE,
+    SCORE,
+    Positions,
+    Value,
+    Values,
+    nothing,
+)
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -270,6 +278,10 @@ class _MessageColumns(FilterColumns):
             del names["user_id"]
             names |= {"run_id": None, "sessions": None, "author": None}
         return list(names | {"run_id": None} if where.exclude_run_id else names)
+
+    def _matching(self, where: StepFilter, rated: Sequence[str]) -> Positions:
+        # Most memories have no messages.
+        return super()._matching(where, rated) if len(self._rows.values) else NOWHERE
 
     def _narrowed(
         self, found: Positions | None, name: StepKey, values: Iterable[Value]

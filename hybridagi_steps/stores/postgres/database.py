@@ -18,8 +18,6 @@ Every error of the driver leaves as one of ours. Nothing here knows about steps.
 
 from __future__ import annotations
 
-import math
-import os
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -28,7 +26,6 @@ from typing import Any
 from zlib import crc32
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
@@ -36,10 +33,9 @@ from hybridagi_steps.errors import (
     ReadOnlyStorageError,
     StorageBusyError,
     StorageError,
-    UnsupportedAddressError,
 )
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
-from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
+from hybridagi_steps.stores.postgres.driver_errors import translated, understood, unreachable
 from hybridagi_steps.stores.postgres.positions import locked_insert, locks_of_a_writer
 from hybridagi_steps.stores.postgres.schema import (
     LONGEST_STATEMENT,
@@ -51,6 +47,7 @@ from hybridagi_steps.stores.postgres.spelling import (
     Raw,
     SpellingConnection,
     came_to_rest,
+    connect_options,
     is_quiet,
     spelled,
     teach,
@@ -62,7 +59,6 @@ _MOST_CONNECTIONS = 8
 """Of one store; who needs another waits for one to come back."""
 _MOST_WRITERS = 6
 """Threads that write side by side, so that readers find a connection while writers wait."""
-_CONNECT_SECONDS = 10
 _TAKEOVER_PAUSE_SECONDS = 0.1
 _MUCH_LEFT = 0.9
 _LONGEST_PAUSE = "60s"
@@ -106,12 +102,13 @@ class PostgresDatabase:
         self._out = 0
         self._closed = False
         self._server_began: Any = None
-        self._has_standby = False
         self.restarts = 0
         """How often the server was found to have begun anew since this was opened."""
         self.lent = ""
         """What each transaction begins with where a pooler lends it a connection of the server."""
-        self._options = self._connect_options()
+        given = understood(self._conninfo, self.name)
+        self._has_standby = "," in str(given.get("host") or given.get("hostaddr"))
+        self._options = connect_options(given, timeout_seconds)
         self.writable = True
         self._prepare()
         rest_at_fork(self)
@@ -367,25 +364,6 @@ class PostgresDatabase:
             if self._server_began not in (None, began):
                 self.restarts += 1
             self._server_began = began
-
-    def _connect_options(self) -> dict[str, Any]:
-        """Return what the address leaves open; check that the driver understands it."""
-        try:
-            given = conninfo_to_dict(self._conninfo)
-        except psycopg.Error:
-            # The driver's own words repeat parts of the address, maybe of the password.
-            raise UnsupportedAddressError(
-                f"{self.name} is no address that PostgreSQL's driver understands; give "
-                "postgresql://user@host:port/database, special characters percent-encoded."
-            ) from None
-        self._has_standby = "," in str(given.get("host") or given.get("hostaddr"))
-        options: dict[str, Any] = {
-            "client_encoding": "UTF8",
-            "fallback_application_name": SCHEMA,
-        }
-        if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
-            options["connect_timeout"] = min(_CONNECT_SECONDS, math.ceil(self.timeout_seconds) + 1)
-        return options
 
     def _prepare(self) -> None:
         """Check the database, and create or migrate its schema; others may be doing the same."""

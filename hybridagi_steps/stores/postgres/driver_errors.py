@@ -7,9 +7,11 @@ https://www.postgresql.org/docs/current/errcodes-appendix.html
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from hybridagi_steps.errors import (
     ConnectionLostError,
@@ -21,6 +23,7 @@ from hybridagi_steps.errors import (
     ReadOnlyStorageError,
     StorageBusyError,
     StorageError,
+    UnsupportedAddressError,
 )
 from hybridagi_steps.stores.checksums import REMEDY
 
@@ -120,3 +123,15 @@ def _said(error: psycopg.Error, secrets: Sequence[str]) -> str:
         if len(secret) >= _SHORTEST_SECRET:
             words = words.replace(secret, "…")
     return words
+
+
+def understood(conninfo: str, name: str) -> Mapping[str, Any]:
+    """Return what an address says, if the driver understands it; messages call it `name`."""
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        # The driver's own words repeat parts of the address, maybe of the password.
+        raise UnsupportedAddressError(
+            f"{name} is no address that PostgreSQL's driver understands; give "
+            "postgresql://user@host:port/database, special characters percent-encoded."
+        ) from None
