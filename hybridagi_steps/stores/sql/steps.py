@@ -325,7 +325,7 @@ class StepReading(Tables):
                     given = embedding[1]
                     length = 1.0 if given else np.linalg.norm(vector)  # as an embedder gives it
                     steps[row].vector = (vector / length).tolist()
-        unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
+        unscored = {s.run_id for s in steps.values() if s.score is None and s.run_id is not None}
         if unscored:
             scores = self._run_scores(connection, unscored)
             for step in steps.values():
