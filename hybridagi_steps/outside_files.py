@@ -47,6 +47,14 @@ class QueuedRun(NamedTuple):
     """What it was asked, as the JSON text that was handed out; empty when there is none."""
 
 
+class Whose(NamedTuple):
+    """Whom an erasure is about."""
+
+    namespace: str
+    user_id: str | None
+    """One user; None: everybody."""
+
+
 def queues_of_runs(namespace: str) -> tuple[str, str]:
     """Return the names of a memory's queues of durable runs: those that wait, and those to do."""
     return f"session-runs:{namespace}", f"ready-session-runs:{namespace}"

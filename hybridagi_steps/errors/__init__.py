@@ -63,6 +63,7 @@
     ├── WorkspaceError (OSError)               a path outside the workspace, or no such file
     │   └── CommandNotAllowedError             a command that the workspace does not allow
     ├── LimitReachedError (RuntimeError)       steps, time, tokens or money ran out
+    │   └── RateLimitedError                   a user asks a server more often than it allows
     ├── RunFailedError (RuntimeError)          a run of a session ended without completing
     └── MissingExtraError (ImportError)        an optional dependency is not installed
 
@@ -447,6 +448,18 @@ class LimitReachedError(StepsError, RuntimeError):
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class RateLimitedError(LimitReachedError):
+    """A user asks more often than `serve --requests-per-minute` allows."""
+
+    def __init__(self, per_minute: int, retry_after_seconds: int) -> None:
+        super().__init__(
+            f"this user may ask {per_minute:,} times a minute; try again in "
+            f"{retry_after_seconds} s.",
+            limit="requests_per_minute",
+        )
+        self.retry_after_seconds = retry_after_seconds
 
 
 class RunFailedError(StepsError, RuntimeError):

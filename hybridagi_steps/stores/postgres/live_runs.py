@@ -67,9 +67,21 @@ _OPEN = f"""SELECT id, run_id, asked FROM {WORK_SCHEMA}.run_request
 _REPLY = f"UPDATE {WORK_SCHEMA}.run_request SET answer = %(answer)s WHERE id = %(id)s"  # noqa: S608
 _ANSWER = f"SELECT answer FROM {WORK_SCHEMA}.run_request WHERE id = %(id)s"  # noqa: S608
 _WITHDRAW = f"DELETE FROM {WORK_SCHEMA}.run_request WHERE id = %(id)s"  # noqa: S608
+_ADMIT = f"""WITH admitted AS (
+    INSERT INTO {WORK_SCHEMA}.request_rate AS r VALUES (%(namespace)s, %(user_id)s,
+        clock_timestamp() + %(each)s * interval '1 microsecond')
+    ON CONFLICT (namespace, user_id) DO UPDATE
+        SET full_at = greatest(r.full_at, clock_timestamp()) + %(each)s * interval '1 microsecond'
+        WHERE greatest(r.full_at, clock_timestamp()) + %(each)s * interval '1 microsecond'
+            <= clock_timestamp() + interval '1 minute' RETURNING 1)
+    SELECT EXISTS (SELECT FROM admitted), (
+        SELECT extract(epoch FROM r.full_at - clock_timestamp())::float + %(each)s / 1e6 - 60
+        FROM {WORK_SCHEMA}.request_rate r
+        WHERE r.namespace = %(namespace)s AND r.user_id = %(user_id)s)"""  # noqa: S608
 _SWEEP = tuple(
     f"DELETE FROM {WORK_SCHEMA}.{table} WHERE {time} < clock_timestamp() - interval '{_KEPT}'"  # noqa: S608
     for table, time in (
+        ("request_rate", "full_at"),
         ("live_run", "ended_at"),
         ("run_request", "asked_at"),
         ("presence", "seen_at"),
@@ -159,6 +171,16 @@ class LiveRuns:
     def claim(self, name: str) -> bool:
         """Be the one server that does something, for the length of a lease."""
         return self._presence.take(name)
+
+    def admit(self, user_id: str, per_minute: int) -> float | None:
+        """Count a request of a user on all servers, as `RequestRates` does on one.
+
+        Returns:
+            None, or after how many seconds there is room for it.
+        """
+        asked = {"user_id": user_id, "each": 60_000_000 // per_minute}
+        [(admitted, wait)] = self._ask(_ADMIT, **asked)
+        return None if admitted else wait or 0.0
 
     def hold(self, place: str) -> bool:
         """Take a place that no living server holds, until it is let go; return whether it is."""

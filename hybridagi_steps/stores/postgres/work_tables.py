@@ -17,6 +17,7 @@ from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
 from hybridagi_steps.outside_files import (
     RUN_COLUMNS,
     QueuedRun,
+    Whose,
     handed_out,
     queue_of_jobs,
     queues_of_runs,
@@ -54,6 +55,9 @@ _CREATE = f"""BEGIN;
     CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.run_request (
         id UUID PRIMARY KEY, namespace TEXT NOT NULL, run_id TEXT NOT NULL, asked JSONB NOT NULL,
         answer JSONB, asked_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp());
+    CREATE UNLOGGED TABLE IF NOT EXISTS {WORK_SCHEMA}.request_rate (
+        namespace TEXT NOT NULL, user_id TEXT NOT NULL, full_at TIMESTAMPTZ NOT NULL,
+        PRIMARY KEY (namespace, user_id));
     COMMIT"""
 _ISOLATE = f"""DO $$
 DECLARE
@@ -108,6 +112,8 @@ _TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_cla
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
 _FORGET = f"DELETE FROM {WORK_SCHEMA}.live_run WHERE ended_at IS NOT NULL"  # noqa: S608 - our own name
+_FORGET_RATES = f"""DELETE FROM {WORK_SCHEMA}.request_rate WHERE full_at <= clock_timestamp()
+    OR (namespace = %s AND (%s::text IS NULL OR user_id = %s))"""  # noqa: S608 - our own name
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> 'queue'), i.inputs
     FROM {}.workflow_status s
     LEFT JOIN {}.workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
@@ -177,7 +183,7 @@ def prepare(raw: Raw, conninfo: str) -> None:
         ReadOnlyStorageError: That takes the right to create it, once.
     """
     try:
-        if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.run_request",)).fetchone() != (True,):
+        if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.request_rate",)).fetchone() != (True,):
             raw.execute(_CREATE.encode())
         raw.execute(_ISOLATE.encode())
     except psycopg.errors.InsufficientPrivilege as error:
@@ -230,8 +236,15 @@ def _check_pooler(raw: Raw, conninfo: str) -> None:
         raw.execute("DEALLOCATE ALL")
 
 
-def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
+def erase_work(
+    conninfo: str, gone: Callable[[QueuedRun], bool], whose: Whose | None = None
+) -> None:
     """Delete runs and pieces of work from the queues of a database, to the last byte.
+
+    Args:
+        conninfo: The address of the database.
+        gone: Whether a run is to go.
+        whose: Of whom it is forgotten how often he asked; of others where that tells nothing.
 
     Raises:
         StorageError: The database cannot be reached, or not written.
@@ -242,18 +255,22 @@ def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
             own = raw.execute("SELECT pg_backend_pid()").fetchone() == (raw.info.backend_pid,)
             for schema in (WORK_SCHEMA, _EARLIER_SCHEMA):
                 tables: dict[str, list[str]] = dict(raw.execute(_TABLES, (schema,)).fetchall())
-                if any([_forgotten(raw, tables), _erased(raw, schema, tables, gone)]):
+                if any([_forgotten(raw, tables, whose), _erased(raw, schema, tables, gone)]):
                     names = [sql.Identifier(schema, table) for table in tables]
                     rewrite(raw, names, shown_address(conninfo), _BUSY_SECONDS, lent=not own)
     except psycopg.Error as error:
         raise translated_from(error, conninfo) from error
 
 
-def _forgotten(raw: Raw, tables: Collection[str]) -> bool:
-    """Delete what is known of all runs that are over; return whether there was anything."""
-    if "live_run" not in tables:
-        return False
-    return raw.execute(_FORGET.encode()).rowcount > 0
+def _forgotten(raw: Raw, tables: Collection[str], whose: Whose | None) -> bool:
+    """Delete what is known of runs that are over and of a user; return whether there was any."""
+    namespace, user_id = whose or (None, None)
+    found = 0
+    if "live_run" in tables:
+        found += raw.execute(_FORGET.encode()).rowcount
+    if "request_rate" in tables:
+        found += raw.execute(_FORGET_RATES.encode(), (namespace, user_id, user_id)).rowcount
+    return found > 0
 
 
 def _erased(
