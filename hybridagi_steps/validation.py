@@ -44,6 +44,8 @@ from hybridagi_steps.records.redaction import Redact, redacted_fields, redacted_
 from hybridagi_steps.records.store_values import UNREVOKED
 
 MAX_ID_LENGTH = 128
+MOST_PRIORITY = 1_000
+"""Of work in a queue; the least is its negative."""
 
 _VALUES = ("inputs", "outputs", "metadata")
 
@@ -351,6 +353,14 @@ def whole_number(
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise error(f"{name} is at least {least}, a whole number, not {value!r:.80}.")
     return value
+
+
+def checked_priority(priority: object) -> int:
+    """Return a priority of work in a queue: from -1,000 to 1,000, the smallest goes first."""
+    number = whole_number("priority", priority, -MOST_PRIORITY)
+    if number > MOST_PRIORITY:
+        raise InvalidSettingError(f"priority is at most {MOST_PRIORITY:,}, not {number:,}.")
+    return number
 
 
 def checked_page(limit: int, offset: int) -> tuple[int, int]:

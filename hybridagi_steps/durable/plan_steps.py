@@ -23,9 +23,10 @@ import anyio
 from hybridagi_steps.durable.engine import DBOS, Engine, QueueDatabase, Worker, workflow
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError
 from hybridagi_steps.stores.address import shown_address
+from hybridagi_steps.validation import MOST_PRIORITY
 
 try:
-    from dbos import SetWorkflowID, WorkflowHandleAsync
+    from dbos import SetEnqueueOptions, SetWorkflowID, WorkflowHandleAsync
 except ImportError as error:
     raise MissingExtraError("Running plans from a durable queue", "durable") from error
 
@@ -134,13 +135,20 @@ class DurableQueue:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def do(self, key: str, work: str) -> str:
-        """Have work done, by this process or another; not again if it was done before."""
+    async def do(self, key: str, work: str, priority: int = 0) -> str:
+        """Have work done, by this process or another; not again if it was done before.
+
+        Args:
+            key: Names the work.
+            work: What a worker takes.
+            priority: The smallest of what waits goes first, then the oldest.
+        """
         status = await DBOS.get_workflow_status_async(key)
         if status is not None and status.status == "CANCELLED":
             handle = await DBOS.resume_workflow_async(key, queue_name=QUEUE)
         else:
-            with SetWorkflowID(key):
+            # DBOS's count from 1.
+            with SetWorkflowID(key), SetEnqueueOptions(priority=MOST_PRIORITY + priority + 1):
                 handle = await DBOS.enqueue_workflow_async(QUEUE, _plan_step, work)
         try:
             return str(await handle.get_result(polling_interval_sec=self.poll_seconds))
