@@ -253,13 +253,14 @@ class Engine:
 
     Args:
         database: Where the queue is kept.
-        queue: Its name.
+        queue: Its name, which ends with its namespace where it has one.
         version: Work is taken up only by code that reads this form of it.
         prefix: What names of workers begin with.
     """
 
     def __init__(self, database: QueueDatabase, queue: str, version: str, prefix: str) -> None:
         self.database, self.queue, self.version = database, queue, version
+        self._namespace = queue.partition(":")[2]
         self._prefix = prefix
         self._stopping = threading.Event()
         self._watch = threading.Thread(target=self._recover, daemon=True, name=f"{prefix}recovery")
@@ -303,7 +304,8 @@ class Engine:
                 )
             client.destroy()
             file = self.database.file
-            self._names = LeasedNames(self.database.address) if file is None else FileNames(file)
+            leased = partial(LeasedNames, self.database.address, self._namespace)
+            self._names = leased() if file is None else FileNames(file)
             undo = stack.enter_context(ExitStack())
             undo.callback(self._names.close)
             self._take_name(worker_id)
@@ -331,9 +333,10 @@ class Engine:
     def _take_name(self, worker_id: str | None) -> None:
         if worker_id is None:
             self.name = self._names.first_free(self._prefix)
-        elif self._names.take(worker_id):
-            self.name = worker_id
-        else:
+            return
+        # Of another namespace one may be called so, too: DBOS knows workers by their name alone.
+        self.name = f"{worker_id}@{self._namespace}" if self._namespace else worker_id
+        if not self._names.take(self.name):
             raise InvalidSettingError(
                 f"a running process is the worker {worker_id!r}; give another worker_id, or none."
             )
@@ -373,7 +376,9 @@ class Engine:
         begun = DBOS.list_workflows(
             status="PENDING", app_version=self.version, load_input=False, load_output=False
         )
-        for name in {status.executor_id for status in begun} - {self.name}:
+        # Names are held within a namespace: of another one nobody here can tell who lives.
+        own = [s.executor_id for s in begun if _queue_of(s).partition(":")[2] == self._namespace]
+        for name in {*own} - {self.name}:
             if name is not None and self._names.take(name):
                 try:
                     DBOS._recover_pending_workflows([name])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -392,6 +397,12 @@ def only_engine(worker: Worker | None = None) -> Generator[None]:
     finally:
         _process.worker = None
         _process.running.release()
+
+
+def _queue_of(status: Any) -> str:
+    """Return the queue of a piece of work; what was not handed out says it itself."""
+    attributes: dict[str, Any] = status.attributes or {}
+    return attributes.get("queue") or status.queue_name or ""
 
 
 def _nothing(record: logging.LogRecord) -> bool:  # noqa: ARG001 - none is let through

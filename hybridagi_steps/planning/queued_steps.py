@@ -134,6 +134,7 @@ class QueueWorker:
     def __init__(self, settings: Settings) -> None:
         self._worker, self._settings = StepWorker(settings), settings
         self.at_once = settings.max_parallel
+        self.namespace = str(getattr(settings.memory, "namespace", "default"))
 
     def note_queue(self, address: str) -> None:
         """Let the memory know where to erase."""

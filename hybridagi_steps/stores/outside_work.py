@@ -32,7 +32,7 @@ def erase_outside(
     plans: dict[str, str | None],
     gone: Callable[[QueuedRun], bool],
     address: str,
-    whose: Whose | None,
+    whose: Whose,
 ) -> list[str]:
     """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
 
@@ -42,7 +42,7 @@ def erase_outside(
     Returns:
         Those that could not be reached.
     """
-    planned = plan_runs(plans)
+    planned = plan_runs(plans, whose.namespace)
     queues = {place: place for place in store.places()}
     if address.startswith("postgres"):
         own = _database(address)  # which other users have noted under theirs
@@ -71,9 +71,7 @@ def _database(address: str) -> str:
     return _USER.sub("", shown_address(address).partition("://")[2])
 
 
-def _erase_from_server(
-    whose: Whose | None, address: str, gone: Callable[[QueuedRun], bool]
-) -> None:
+def _erase_from_server(whose: Whose, address: str, gone: Callable[[QueuedRun], bool]) -> None:
     """Erase runs from the queues of a PostgreSQL database."""
     if find_spec("psycopg") is None:
         raise OSError("the extra postgres is not installed")

@@ -188,15 +188,15 @@ async def handed_out_more(durable: DurableRunner) -> list[Any]:
 
 
 def test_a_name_is_its_living_holders(postgres_address: str) -> None:
-    first, second = (Presence(postgres_address) for _ in range(2))
+    first, second = (Presence(postgres_address, "n") for _ in range(2))
     assert first.take("a")
     assert first.take("a"), "renewed"
     assert not second.take("a")
     assert second.take("b")
     second.close()  # as after kill -9
     wait_for(lambda: first.take("b"), "the server to see that it is gone")
-    first.ask(f"UPDATE {WORK_SCHEMA}.presence SET seen_at = seen_at - interval '1 minute'")
-    third = Presence(postgres_address)
+    first.ask(f"UPDATE {WORK_SCHEMA}.lease SET seen_at = seen_at - interval '1 minute'")
+    third = Presence(postgres_address, "n")
     assert third.take("a"), "not renewed, as by a machine that is gone"
     assert not first.take("a"), "and so its first holder learns that it was away"
     third.release("a")

@@ -144,11 +144,11 @@ def test_who_has_lost_its_connection_lives_and_who_has_gone_does_not(
     first.begin("run", "session", None)
     with psycopg.connect(postgres_address, autocommit=True) as raw:
         raw.execute(
-            "SELECT pg_terminate_backend(backend) FROM hybridagi_steps_work.presence"
+            "SELECT pg_terminate_backend(backend) FROM hybridagi_steps_work.lease"
             " WHERE name = (SELECT holder FROM hybridagi_steps_work.live_run)"
         )
         first.requests()  # whatever it asks, it shows that it lives
-        raw.execute("UPDATE hybridagi_steps_work.presence SET seen_at = seen_at - interval '5 s'")
+        raw.execute("UPDATE hybridagi_steps_work.lease SET seen_at = seen_at - interval '5 s'")
         assert second.renew() == names
         run = second.find("run")
         assert run is not None

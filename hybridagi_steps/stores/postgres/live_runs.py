@@ -37,21 +37,23 @@ _TELL = f"""WITH told AS (INSERT INTO {WORK_SCHEMA}.run_event
         AND namespace = %(namespace)s AND run_id = %(run_id)s"""  # noqa: S608
 _ALIVE = alive(1.0)
 _RUNS = f"""SELECT r.run_id, r.session_id, r.user_id, r.ended_at IS NULL AND EXISTS (
-        SELECT FROM {WORK_SCHEMA}.presence p
-        WHERE p.name = r.holder AND ({_ALIVE} OR %(doubts)s)) AS in_flight, ARRAY(
+        SELECT FROM {WORK_SCHEMA}.lease p
+        WHERE (p.namespace, p.name) = (r.namespace, r.holder)
+            AND ({_ALIVE} OR %(doubts)s)) AS in_flight, ARRAY(
         SELECT e.step_id FROM {WORK_SCHEMA}.run_event e WHERE e.namespace = r.namespace
         AND e.run_id = r.run_id ORDER BY e.number), ARRAY(
         SELECT e.number FROM {WORK_SCHEMA}.run_event e WHERE e.namespace = r.namespace
         AND e.run_id = r.run_id ORDER BY e.number)
     FROM {WORK_SCHEMA}.live_run r WHERE r.namespace = %(namespace)s"""  # noqa: S608
 _FIND = f"{_RUNS} AND r.run_id = ANY(%(run_ids)s)"
-_LIVING = f"SELECT p.name FROM {WORK_SCHEMA}.presence p WHERE p.name LIKE 'server-%%' AND {_ALIVE}"  # noqa: S608
+_LIVING = f"""SELECT p.name FROM {WORK_SCHEMA}.lease p
+    WHERE p.namespace = %(namespace)s AND p.name LIKE 'server-%%' AND {_ALIVE}"""  # noqa: S608
 _PROCESSES = f"""SELECT p.name, p.host, p.process,
-    extract(epoch FROM clock_timestamp() - p.seen_at)::float FROM {WORK_SCHEMA}.presence p
-    WHERE (p.name LIKE 'server-%%' OR p.name LIKE '%%-worker-%%') AND {alive(2.0)}
-    ORDER BY p.name"""  # noqa: S608
+    extract(epoch FROM clock_timestamp() - p.seen_at)::float FROM {WORK_SCHEMA}.lease p
+    WHERE p.namespace = %(namespace)s AND {alive(2.0)}
+        AND (p.name LIKE 'server-%%' OR p.name LIKE '%%-worker-%%') ORDER BY p.name"""  # noqa: S608
 _IN_FLIGHT = f"""SELECT r.run_id, r.session_id, r.user_id, r.holder FROM {WORK_SCHEMA}.live_run r
-    JOIN {WORK_SCHEMA}.presence p ON p.name = r.holder AND {_ALIVE}
+    JOIN {WORK_SCHEMA}.lease p ON (p.namespace, p.name) = (r.namespace, r.holder) AND {_ALIVE}
     WHERE r.namespace = %(namespace)s AND r.ended_at IS NULL ORDER BY r.holder, r.run_id"""  # noqa: S608
 _HAS_QUEUES = f"SELECT to_regclass('{WORK_SCHEMA}.workflow_status') IS NOT NULL"
 _CHANNEL = "hybridagi_steps_work"
@@ -84,12 +86,12 @@ _SWEEP = tuple(
         ("request_rate", "full_at"),
         ("live_run", "ended_at"),
         ("run_request", "asked_at"),
-        ("presence", "seen_at"),
+        ("lease", "seen_at"),
     )
 )
 _SWEEP_DEAD = f"""UPDATE {WORK_SCHEMA}.live_run r SET ended_at = clock_timestamp()
     WHERE ended_at IS NULL AND NOT EXISTS (
-        SELECT FROM {WORK_SCHEMA}.presence p WHERE p.name = r.holder)"""  # noqa: S608
+        SELECT FROM {WORK_SCHEMA}.lease p WHERE (p.namespace, p.name) = (r.namespace, r.holder))"""  # noqa: S608
 
 
 class LiveRun(NamedTuple):
@@ -116,7 +118,7 @@ class LiveRuns:
     """What is notified when a request was made."""
 
     def __init__(self, conninfo: str, namespace: str) -> None:
-        self._conninfo, self._presence = conninfo, Presence(conninfo)
+        self._conninfo, self._presence = conninfo, Presence(conninfo, namespace)
         self._living = frozenset[str]()
         self._places = set[str]()
         self._own: dict[str, Any] = {
@@ -229,12 +231,12 @@ class LiveRuns:
         return self._ask(_IN_FLIGHT)
 
     def queues(self) -> list[tuple[Any, ...]]:
-        """Return what `QUEUES` finds, of this namespace's runs and of plans."""
+        """Return what `QUEUES` finds of this namespace, and of plans of earlier versions."""
         if self._ask(_HAS_QUEUES) != [(True,)]:
             return []
-        own, others = f"session-runs:{self._own['namespace']}", "session-runs:"
         found = self._ask(QUEUES.format(f"{WORK_SCHEMA}."))
-        return [row for row in found if row[0] == own or not row[0].startswith(others)]
+        own = ("", self._own["namespace"])
+        return [row for row in found if row[0].partition(":")[2] in own]
 
     def ask(self, run_id: str, **asked: Any) -> UUID:
         """Ask whoever has a run, or one inside it, for something."""

@@ -19,8 +19,6 @@ from hybridagi_steps.outside_files import (
     QueuedRun,
     Whose,
     handed_out,
-    queue_of_jobs,
-    queues_of_runs,
 )
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
@@ -35,16 +33,15 @@ _EARLIER_SCHEMA = "dbos"
 _CONNECT_SECONDS = 10
 _BUSY_SECONDS = 30
 _LOCK = 0x48535457
-_QUEUES = ", ".join(
-    f"'{name.removesuffix(':')}'" for name in (*queues_of_runs(""), queue_of_jobs(""))
-)
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 _CREATE = f"""BEGIN;
     SELECT pg_advisory_xact_lock({_LOCK});
     CREATE SCHEMA IF NOT EXISTS {WORK_SCHEMA};
-    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.presence (
-        name TEXT PRIMARY KEY, token UUID NOT NULL, backend INTEGER NOT NULL,
-        seen_at TIMESTAMPTZ NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL);
+    DROP TABLE IF EXISTS {WORK_SCHEMA}.presence;
+    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.lease (
+        namespace TEXT NOT NULL, name TEXT NOT NULL, token UUID NOT NULL, backend INTEGER NOT NULL,
+        seen_at TIMESTAMPTZ NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL,
+        PRIMARY KEY (namespace, name));
     CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.live_run (
         namespace TEXT NOT NULL, run_id TEXT NOT NULL, holder TEXT NOT NULL,
         session_id TEXT, user_id TEXT, ended_at TIMESTAMPTZ, PRIMARY KEY (namespace, run_id));
@@ -59,11 +56,14 @@ _CREATE = f"""BEGIN;
         namespace TEXT NOT NULL, user_id TEXT NOT NULL, full_at TIMESTAMPTZ NOT NULL,
         PRIMARY KEY (namespace, user_id));
     COMMIT"""
+"""Versions before had who lives in `presence`, where every role saw it; nothing there lasts."""
 _ISOLATE = f"""DO $$
 DECLARE
     mine CONSTANT TEXT := 'IN (SELECT n.name FROM {SCHEMA}.access a
         JOIN {SCHEMA}.namespace n ON n.id = a.namespace WHERE a.role = current_user)';
-    queue CONSTANT TEXT := $of$coalesce(queue_name, attributes ->> 'queue', '')$of$;
+    of_queue CONSTANT TEXT := 'strpos(%1$s, $of$:$of$) > 0
+        AND substr(%1$s, strpos(%1$s, $of$:$of$) + 1) %2$s';
+    queue CONSTANT TEXT := $of$coalesce(attributes ->> 'queue', queue_name, '')$of$;
     t RECORD;
     condition TEXT;
 BEGIN
@@ -77,20 +77,22 @@ BEGIN
             (SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
                 AND a.attname IN ('workflow_uuid', 'destination_uuid')) AS run
         FROM pg_catalog.pg_class c WHERE c.relnamespace = current_schema()::regnamespace
-            AND c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE') AND NOT c.relrowsecurity
+            AND c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE')
+            AND NOT EXISTS (SELECT FROM pg_catalog.pg_policy p WHERE p.polrelid = c.oid
+                AND p.polname = 'own')
             AND (c.relname <> 'workflow_status' OR EXISTS (
                 SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
                 AND a.attname = 'attributes'))
     LOOP
         condition := CASE WHEN t.has_namespace THEN format('namespace %s', mine)
-            WHEN t.name = 'workflow_status' THEN
-                format($of$split_part(%1$s, ':', 1) NOT IN ({_QUEUES})
-                    OR substr(%1$s, strpos(%1$s, ':') + 1) %2$s$of$, queue, mine)
+            WHEN t.name = 'workflow_status' THEN format(of_queue, queue, mine)
+            WHEN t.name = 'queues' THEN format(of_queue, 'name', mine)
             WHEN t.run IS NOT NULL THEN format('EXISTS (
                 SELECT FROM workflow_status s WHERE s.workflow_uuid = %I.%I)', t.name, t.run)
             END;
         CONTINUE WHEN condition IS NULL;
-        EXECUTE format('CREATE POLICY mine ON %I USING (%s) WITH CHECK (%s)', t.name,
+        EXECUTE format('DROP POLICY IF EXISTS mine ON %I', t.name);
+        EXECUTE format('CREATE POLICY own ON %I USING (%s) WITH CHECK (%s)', t.name,
             condition, CASE WHEN t.run IS NULL OR t.name = 'workflow_status' THEN condition
                 ELSE 'true' END);
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t.name);
@@ -105,15 +107,19 @@ BEGIN
             current_schema(), t.name);
     END LOOP;
 END $$"""  # noqa: S608 - our own names
-"""Lets a role that `access` binds see the work of its namespaces. Roles get the rights that DBOS
-needs; what only says how a database is set up, or who lives, all of them see. Tables that another
-process is still making (`attributes` come late) are left to it: it calls this when it is done."""
+"""Lets a role that `access` binds see the work of its namespaces: a queue's name ends with its own.
+Roles get the rights that DBOS needs; which version of DBOS it is all of them see. Tables that
+another process is still making (`attributes` come late) are left to it: it calls this when it is
+done. Policies of an earlier version, `mine`, showed plans to everybody, and runs given up."""
 _TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
 _FORGET = f"DELETE FROM {WORK_SCHEMA}.live_run WHERE ended_at IS NOT NULL"  # noqa: S608 - our own name
+_FORGET_DEAD = f"""DELETE FROM {WORK_SCHEMA}.lease
+    WHERE seen_at < clock_timestamp() - interval '1 minute'"""  # noqa: S608 - our own name
+"""Who is dead; some names are of places that users hold."""
 _FORGET_RATES = f"""DELETE FROM {WORK_SCHEMA}.request_rate WHERE full_at <= clock_timestamp()
-    OR (namespace = %s AND (%s::text IS NULL OR user_id = %s))"""  # noqa: S608 - our own name
+    OR (namespace = %s AND (%s OR user_id = %s))"""  # noqa: S608 - our own name
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> 'queue'), i.inputs
     FROM {}.workflow_status s
     LEFT JOIN {}.workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
@@ -183,7 +189,7 @@ def prepare(raw: Raw, conninfo: str) -> None:
         ReadOnlyStorageError: That takes the right to create it, once.
     """
     try:
-        if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.request_rate",)).fetchone() != (True,):
+        if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.lease",)).fetchone() != (True,):
             raw.execute(_CREATE.encode())
         raw.execute(_ISOLATE.encode())
     except psycopg.errors.InsufficientPrivilege as error:
@@ -236,9 +242,7 @@ def _check_pooler(raw: Raw, conninfo: str) -> None:
         raw.execute("DEALLOCATE ALL")
 
 
-def erase_work(
-    conninfo: str, gone: Callable[[QueuedRun], bool], whose: Whose | None = None
-) -> None:
+def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool], whose: Whose) -> None:
     """Delete runs and pieces of work from the queues of a database, to the last byte.
 
     Args:
@@ -262,14 +266,17 @@ def erase_work(
         raise translated_from(error, conninfo) from error
 
 
-def _forgotten(raw: Raw, tables: Collection[str], whose: Whose | None) -> bool:
-    """Delete what is known of runs that are over and of a user; return whether there was any."""
-    namespace, user_id = whose or (None, None)
+def _forgotten(raw: Raw, tables: Collection[str], whose: Whose) -> bool:
+    """Delete what is known of runs that are over, of the dead, of a user; whether there was any."""
     found = 0
     if "live_run" in tables:
         found += raw.execute(_FORGET.encode()).rowcount
+    if "lease" in tables:
+        found += raw.execute(_FORGET_DEAD.encode()).rowcount
     if "request_rate" in tables:
-        found += raw.execute(_FORGET_RATES.encode(), (namespace, user_id, user_id)).rowcount
+        found += raw.execute(
+            _FORGET_RATES.encode(), (whose.namespace, whose.everybody, whose.user_id)
+        ).rowcount
     return found > 0
 
 
