@@ -15,7 +15,7 @@ from hybridagi_steps.cli.options import (
     Background,
     Db,
     Namespace,
-    check_file,
+    check_there,
     existing,
     handed_out,
     named,
@@ -139,7 +139,7 @@ def backup(
     db: Db = DEFAULT_DB,
 ) -> None:
     """Write a memory's file into a new one, while others write; to restore, put it back."""
-    with existing(db, "default") as memory:
+    with existing(db, None) as memory:
         size = memory.backup(target)
     typer.echo(f"{target}: {size:,} bytes, all namespaces of {named(db)}.")
 
@@ -158,7 +158,7 @@ def copy(
     from hybridagi_steps.stores import refuse_older
     from hybridagi_steps.stores.placement import placed
 
-    check_file(source)
+    check_there(source, namespace)
     refuse_older(placed(source)[0])
     with existing(source, namespace) as memory, render.progress("copying") as watch:
         report = (memory.move_to if move else memory.copy_to)(target, watch)

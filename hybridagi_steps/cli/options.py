@@ -65,25 +65,26 @@ Background = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
-    """Open the memory in a file that is there, or on a server."""
+def existing(db: str, namespace: str | None) -> AbstractContextManager[StepMemory]:
+    """Open a namespace that is there, in a file or on a server; None: any, for what is of all."""
     if "numpy" not in sys.modules:  # whose threads are started with it, and here have no work
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    check_file(db)
-    return opened(db, namespace)
+    return opened(db, check_there(db, namespace))
 
 
-def check_file(db: str) -> None:
-    """Refuse a file that is not there; whether a server has a memory only opening it tells."""
+def check_there(db: str, namespace: str | None) -> str:
+    """Refuse a file or a namespace that is not there; return the namespace."""
+    from hybridagi_steps.stores import known_namespace
     from hybridagi_steps.stores.address import is_server
-    from hybridagi_steps.stores.placement import placed
+    from hybridagi_steps.stores.placement import DEFAULT_NAMESPACE, placed
 
-    address, _ = placed(db)
+    address, name = placed(db, namespace or DEFAULT_NAMESPACE)
     if not is_server(address) and not Path(address).exists():
         raise typer.BadParameter(
             f"there is no memory file {address}; import something into it, or name another with "
             "--db."
         )
+    return known_namespace(address, None if namespace is None and address == db else name)
 
 
 def opened(

@@ -27,7 +27,7 @@ from hybridagi_steps.cli.options import (
     MemoryBudget,
     Namespace,
     Redact,
-    check_file,
+    check_there,
     opened,
 )
 from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerSettings
@@ -145,7 +145,7 @@ def open_page(
 ) -> None:
     """Open the page of a memory in the browser; it is there until Ctrl-C."""
     _check_installed(*_NEEDED, what="The page", extra="server")
-    check_file(file)
+    check_there(file, namespace)
     from hybridagi_steps.server.settings import ServerSettings
 
     token = secrets.token_urlsafe(24)

@@ -15,7 +15,6 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -303,9 +302,8 @@ class Engine:
                     queue, worker_concurrency=most, polling_interval_sec=poll_seconds
                 )
             client.destroy()
-            file = self.database.file
-            leased = partial(LeasedNames, self.database.address, self._namespace)
-            self._names = leased() if file is None else FileNames(file)
+            address, file = self.database.address, self.database.file
+            self._names = FileNames(file) if file else LeasedNames(address, self._namespace)
             undo = stack.enter_context(ExitStack())
             undo.callback(self._names.close)
             self._take_name(worker_id)
@@ -401,8 +399,7 @@ def only_engine(worker: Worker | None = None) -> Generator[None]:
 
 def _queue_of(status: Any) -> str:
     """Return the queue of a piece of work; what was not handed out says it itself."""
-    attributes: dict[str, Any] = status.attributes or {}
-    return attributes.get("queue") or status.queue_name or ""
+    return dict[str, Any](status.attributes or {}).get("queue") or status.queue_name or ""
 
 
 def _nothing(record: logging.LogRecord) -> bool:  # noqa: ARG001 - none is let through

@@ -31,7 +31,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.stores.address import checked_server, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import RIGHTS
-from hybridagi_steps.stores.sql.tables import numbered_scripts
+from hybridagi_steps.stores.sql.tables import NAMESPACES, numbered_scripts
 
 SCHEMA = "hybridagi_steps"
 LOCK_CLASS = 0x48535450
@@ -142,6 +142,21 @@ def stored_version(address: str) -> int:
         connection.execute(f"SET LOCAL search_path TO {SCHEMA}".encode())
         return version_of(connection, shown_address(address))
     return latest_version()
+
+
+def stored_namespaces(address: str) -> list[str] | None:
+    """Return the namespaces of a database, left as it is.
+
+    None where it cannot be read, or by a role that makes none: opening it says what is missing.
+    """
+    with suppress(Error), connect(checked_server(address), connect_timeout=10) as connection:
+        connection.execute(f"SET LOCAL search_path TO {SCHEMA}".encode())
+        if version_of(connection, shown_address(address)) == 0:
+            return []
+        allowed = _allowed(connection)
+        if allowed is not None and allowed.migrate:
+            return [name for (name,) in connection.execute(NAMESPACES.encode())]
+    return None
 
 
 def migrate(connection: Connection[Any], name: str, timeout_seconds: float = 0.0) -> None:
