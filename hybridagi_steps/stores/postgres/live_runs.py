@@ -273,5 +273,4 @@ class LiveRuns:
             self._ask(_NOTIFY, news=news)
 
     def _ask(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
-        doubts = self._presence.doubts
-        return self._presence.ask(sql, {**self._own, "doubts": doubts, **values})
+        return self._presence.ask(sql, {**self._own, **values})

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -106,10 +106,11 @@ class Presence:
         """Give a name back."""
         self.ask(_RELEASE, {"name": name, **self._about})
 
-    def ask(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]:
+    def ask(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run one statement that may be run twice; return its rows.
 
-        A connection that the server ended is replaced.
+        A connection that the server ended is replaced. `%(doubts)s` is what `doubts` is when the
+        statement is answered: it may be another one than when it was asked.
 
         Raises:
             StorageError: The database cannot be reached, or refuses it.
@@ -117,19 +118,19 @@ class Presence:
         try:
             with self._lock:
                 try:
-                    return self._asked(sql, values)
+                    return self._asked(sql, values or {})
                 except psycopg.OperationalError:
                     if not self._raw.closed:
                         raise
                     self._doubts_until = time.monotonic() + LEASE_SECONDS
                     self._raw = connected(self._conninfo)
                     self._asked(_RENEW, self._about)
-                    return self._asked(sql, values)
+                    return self._asked(sql, values or {})
         except psycopg.Error as error:
             raise translated_from(error, self._conninfo) from error
 
-    def _asked(self, sql: str, values: Any) -> list[tuple[Any, ...]]:
-        answer = self._raw.execute(sql.encode(), values)
+    def _asked(self, sql: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        answer = self._raw.execute(sql.encode(), {**values, "doubts": self.doubts})
         return answer.fetchall() if answer.description else []
 
     def close(self) -> None:

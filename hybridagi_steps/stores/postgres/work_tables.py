@@ -32,6 +32,10 @@ _EARLIER_SCHEMA = "dbos"
 """Where earlier versions kept queues of plans; one that is there stays."""
 _CONNECT_SECONDS = 10
 _BUSY_SECONDS = 30
+_PAUSE_SECONDS = 0.05
+_TRIES = 10
+_IN_THE_WAY = (psycopg.errors.DeadlockDetected, psycopg.errors.InternalError_)
+"""Others work in tables that are being isolated, or alter them ("tuple concurrently updated")."""
 _LOCK = 0x48535457
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 _CREATE = f"""BEGIN;
@@ -189,9 +193,17 @@ def prepare(raw: Raw, conninfo: str) -> None:
         ReadOnlyStorageError: That takes the right to create it, once.
     """
     try:
-        if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.lease",)).fetchone() != (True,):
-            raw.execute(_CREATE.encode())
-        raw.execute(_ISOLATE.encode())
+        for tries_left in range(_TRIES, -1, -1):
+            try:
+                if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.lease",)).fetchone() != (True,):
+                    raw.execute(_CREATE.encode())
+                raw.execute(_ISOLATE.encode())
+                break
+            except _IN_THE_WAY:
+                raw.execute("ROLLBACK")
+                if not tries_left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
     except psycopg.errors.InsufficientPrivilege as error:
         raise ReadOnlyStorageError(
             f"{shown_address(conninfo)}: this role may neither use nor create {WORK_SCHEMA}, the "
