@@ -174,10 +174,12 @@ def copy(
     if not report.searches:
         typer.echo("no search was compared: somebody writes to the source.", err=True)
     for place in report.unreached:
-        typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)
+        typer.echo(
+            render.one_line(f"not reached, and may still hold some of it: {place}"), err=True
+        )
     if report.others:
         others = ", ".join(report.others)
-        typer.echo(render.plain(f"other namespaces there, not copied: {others}"), err=True)
+        typer.echo(render.one_line(f"other namespaces there, not copied: {others}"), err=True)
 
 
 @with_filter
@@ -207,9 +209,11 @@ def purge(
     found = "" if erased else "nothing matched: "
     typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
     for place in erased.unreached:
-        typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)
+        typer.echo(
+            render.one_line(f"not reached, and may still hold some of it: {place}"), err=True
+        )
     if erased.messages_left:
-        typer.echo(render.plain(_stays(erased)), err=True)
+        typer.echo(render.one_line(_stays(erased)), err=True)
 
 
 def _stays(erased: Erased) -> str:
@@ -305,7 +309,7 @@ def grant(
     db, namespace = placed(db, namespace)
     roles.grant(db, role, roles.as_rights(rights), namespace=namespace)
     does = "sees nothing of" if rights == "none" else f"is {rights} of"
-    typer.echo(render.plain(f"{role} {does} namespace {namespace} in {named(db)}."))
+    typer.echo(render.one_line(f"{role} {does} namespace {namespace} in {named(db)}."))
 
 
 def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
@@ -342,8 +346,10 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     table.columns[0].min_width = max(len(each.id or "") for each in found)
     for each in found:
         undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
-        conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())
-        told = "\n".join(filter(None, (each.reason, conditions, each.id)))
+        conditions = render.one_line(
+            ", ".join(f"{key}={value}" for key, value in each.where.items())
+        )
+        told = "\n".join(filter(None, (each.reason, render.one_line(conditions), each.id)))
         counts = f"{each.matched:,} + {each.descended:,}"
         when = f"{each.created_at:%Y-%m-%d %H:%M}"
         table.add_row(*map(render.plain, (told, when, counts, f"{each.messages:,}", undone)))

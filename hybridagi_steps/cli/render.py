@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from hybridagi_steps.display import terminal
-from hybridagi_steps.display.terminal import plain, styled, table
+from hybridagi_steps.display.terminal import one_line, plain, styled, table
 
 if TYPE_CHECKING:
     from hybridagi_steps.durable.bulk_jobs import BulkJob
@@ -27,6 +27,7 @@ __all__ = [
     "console",
     "hits_table",
     "jobs_table",
+    "one_line",
     "plain",
     "print_json",
     "progress",
@@ -87,7 +88,7 @@ def jobs_table(jobs: Iterable[BulkJob]) -> Table:
         bar = ProgressBar(max(job.total, 1), job.done, width=24)
         status = job.status if job.error is None else f"failed: {job.error}"
         done = f"{job.done:,} of {job.total:,}" if job.total else ""
-        shown.add_row(job.id, plain(job.kind), Group(plain(status), bar), done)
+        shown.add_row(job.id, one_line(job.kind), Group(plain(status), bar), done)
     return shown
 
 

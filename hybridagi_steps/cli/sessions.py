@@ -89,7 +89,7 @@ def fork(
     if as_json:
         render.print_json({"new_session_id": made.session_id, "sequence": made.sequence})
         return
-    typer.echo(render.plain(made.session_id))
+    typer.echo(render.one_line(made.session_id))
 
 
 def _messages(found: list[dict[str, Any]]) -> Table:
