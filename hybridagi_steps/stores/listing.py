@@ -35,11 +35,11 @@ _SESSIONS, _TITLE = 200, 80
 
 
 @runtime_checkable
-class _HasLastSaid(Protocol):
+class _HasUnanswered(Protocol):
     """A store that finds the ends of many sessions at once."""
 
-    def last_said(self, limit: int) -> list[Step]:
-        """Return the last message of each of the sessions that were written last."""
+    def unanswered(self, limit: int) -> list[Step]:
+        """Return the last messages of the sessions written last that are no model's answer."""
         ...
 
 
@@ -207,7 +207,7 @@ def _cut_off(store: StoreBackend, flying: Container[str]) -> list[RunInFlight]:
 
     Of most there are steps; what is known of a run without one is its last message.
     """
-    if not isinstance(store, _HasLastSaid):
+    if not isinstance(store, _HasUnanswered):
         return []
     return [
         RunInFlight(
@@ -217,12 +217,11 @@ def _cut_off(store: StoreBackend, flying: Container[str]) -> list[RunInFlight]:
             step.user_id,
             title=" ".join(str(step.content or "").split())[:_TITLE],
         )
-        for step in sorted(store.last_said(_SESSIONS), key=_said_at, reverse=True)
+        for step in sorted(store.unanswered(_SESSIONS), key=_said_at, reverse=True)
         if step.run_id is not None
         and step.run_id not in flying
         and "run" not in (step.metadata or {})
         and source_of(step.metadata) is None
-        and (not step.is_assistant_step() or step.has_tool_calls())
     ]
 
 

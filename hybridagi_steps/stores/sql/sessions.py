@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import orjson
+
 from hybridagi_steps.errors import UnknownSessionError
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.store_values import BranchPosition, SessionState, SessionSummary
 from hybridagi_steps.stores.body import Written, decode_message, message_dicts, preview
 from hybridagi_steps.stores.sql.lineage import (
@@ -127,11 +129,16 @@ class SessionTables(SessionCommits):
             found = list(connection.execute(query, page))
             return [self._session(connection, *row) for row in found]
 
-    def last_said(self, limit: int) -> list[Step]:
-        """Return the last message of each of the sessions that were written last."""
+    def unanswered(self, limit: int) -> list[Step]:
+        """Return the last messages of the sessions written last that are no model's answer."""
         with self._db.asking() as connection:
             found = connection.execute(_LAST_SAID, (self._namespace, limit)).fetchall()
-        return [decode_message(Written(said, body), *place) for said, body, *place in found]
+        return [
+            decode_message(Written(said, body), *place)
+            for said, body, *place in found
+            if (last := orjson.loads(said))["role"] != MessageRole.ASSISTANT
+            or last.get("tool_calls")
+        ]
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
         """Return the counts known for these messages."""
