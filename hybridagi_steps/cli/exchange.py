@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hybridagi_steps.cli.json_output import print_json
 from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
@@ -78,7 +79,7 @@ def import_steps(
         )
     _index(db, namespace)
     if as_json:
-        render.print_json(report._asdict())
+        print_json(report._asdict())
     else:
         already = f", {report.already_there:,} were there already" if report.already_there else ""
         typer.echo(f"{report.added:,} steps added to {named(db)}{already}.")

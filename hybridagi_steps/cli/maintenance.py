@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridagi_steps.cli.json_output import print_json
 from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
@@ -33,15 +34,15 @@ _WATCH_SECONDS = 0.5
 
 def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
     """Say what a memory holds."""
+    with existing(db, namespace) as memory:
+        found = memory.stats()
+    if as_json:
+        print_json(found)
+        return
     from rich.table import Table
 
     from hybridagi_steps.cli import render
 
-    with existing(db, namespace) as memory:
-        found = memory.stats()
-    if as_json:
-        render.print_json(found)
-        return
     shown = Table.grid(padding=(0, 2))
     for key, value in found.items():
         number = f"{value:,}" if isinstance(value, int) else value
@@ -57,7 +58,7 @@ def verify(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJso
         problems = memory.verify()
         steps = memory.stats()["steps"]
     if as_json:
-        render.print_json({"steps": steps, "problems": problems})
+        print_json({"steps": steps, "problems": problems})
     else:
         for problem in problems:
             typer.echo(render.plain(problem))
@@ -114,7 +115,7 @@ def jobs(
                 raise typer.BadParameter(f"job {asked} is {was}: nothing changed.")
         found = durable.jobs.list()
         if as_json:
-            render.print_json([asdict(job) for job in found])
+            print_json([asdict(job) for job in found])
             return
         if not watch:
             render.console().print(render.jobs_table(found))
@@ -163,7 +164,7 @@ def copy(
     with existing(source, namespace) as memory, render.progress("copying") as watch:
         report = (memory.move_to if move else memory.copy_to)(target, watch)
     if as_json:
-        render.print_json(asdict(report))
+        print_json(asdict(report))
         return
     typer.echo(
         f"{report.steps:,} steps, {report.messages:,} messages and {report.sessions:,} sessions of "
@@ -204,7 +205,7 @@ def purge(
             _confirm(count, sessions, named(db))
         erased = memory.purge(where)
     if as_json:
-        render.print_json({"erased": int(erased), **vars(erased)})
+        print_json({"erased": int(erased), **vars(erased)})
         return
     found = "" if erased else "nothing matched: "
     typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
@@ -250,7 +251,7 @@ def retain(
     with existing(db, namespace) as memory, render.progress("removing") as watch:
         done = memory.retain(days, where, dry_run=dry_run, progress=watch)
     if as_json:
-        render.print_json({**asdict(done), "before": done.before.isoformat()})
+        print_json({**asdict(done), "before": done.before.isoformat()})
     else:
         typer.echo(f"{named(db)}: {done}.")
 
@@ -335,7 +336,7 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     from hybridagi_steps.cli import render
 
     if as_json:
-        render.print_json([_json_data(each) for each in found])
+        print_json([_json_data(each) for each in found])
         return
     if not found:
         typer.echo("nothing was revoked.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridagi_steps.cli.json_output import print_json
 from hybridagi_steps.cli.options import AsJson, opened
 
 if TYPE_CHECKING:
@@ -176,10 +177,8 @@ def _planned(wanted: str, written: str | None, options: dict[str, Any]) -> str:
 
 def _end(result: PlanResult, *, as_json: bool) -> None:
     """Say how it ended and what it cost; end with an exit code that tells whether it succeeded."""
-    from hybridagi_steps.cli import render
-
     if as_json:
-        render.print_json(result.to_dict())
+        print_json(result.to_dict())
     else:
         _print_outcome(result)
     if not result.success:

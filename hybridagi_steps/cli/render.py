@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from hybridagi_steps.cli.json_output import step_data
 from hybridagi_steps.display import terminal
 from hybridagi_steps.display.terminal import one_line, plain, styled, table
 
@@ -29,10 +29,8 @@ __all__ = [
     "jobs_table",
     "one_line",
     "plain",
-    "print_json",
     "progress",
     "run_tree",
-    "step_data",
     "step_page",
     "styled",
     "table",
@@ -76,11 +74,6 @@ def step_page(
     return Group(page, terminal.prompt_page(asked, whole=whole)) if asked else page
 
 
-def step_data(step: AgentStep) -> dict[str, Any]:
-    """Return a step as JSON data, without its vector."""
-    return step.model_dump(mode="json", exclude={"vector"})
-
-
 def jobs_table(jobs: Iterable[BulkJob]) -> Table:
     """Return bulk jobs as a table, with a bar each."""
     shown = table("job", "kind", "", "done", right=("done",))
@@ -104,12 +97,6 @@ def console() -> Console:
     """Return a console on standard output: as wide as the terminal, 120 columns in a pipe."""
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     return PipeConsole(highlight=False, markup=False, emoji=False, width=_asked_width() or width)
-
-
-def print_json(value: object) -> None:
-    """Print a value as JSON, indented, as it is."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
-    sys.stdout.write("\n")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridagi_steps.cli.json_output import print_json
 from hybridagi_steps.cli.options import DEFAULT_DB, AsJson, Db, Namespace, existing
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def sessions(
     with existing(db, namespace) as memory:
         data, shown = _listed(memory, session_id, limit + 1, offset)
     if as_json:
-        render.print_json(data[:limit])
+        print_json(data[:limit])
     elif not data:
         typer.echo("no sessions." if session_id is None else "no messages.")
     else:
@@ -87,7 +88,7 @@ def fork(
     with existing(db, namespace) as memory:
         made = asyncio.run(memory.repository().fork(session_id, sequence, new_id))
     if as_json:
-        render.print_json({"new_session_id": made.session_id, "sequence": made.sequence})
+        print_json({"new_session_id": made.session_id, "sequence": made.sequence})
         return
     typer.echo(render.one_line(made.session_id))
 

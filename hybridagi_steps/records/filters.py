@@ -28,6 +28,7 @@ from hybridagi_steps.records.agent_step import (
     id_text,
     shown,
 )
+from hybridagi_steps.records.field_docs import describe_fields
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, StepKey
 from hybridagi_steps.records.message import from_local, in_utc
 
@@ -268,7 +269,7 @@ def _invalid(error: ValidationError) -> InvalidFilterError:
 class StepHit(BaseModel):
     """One step that a search found, and why."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(json_schema_extra=describe_fields)
 
     step: AgentStep
     """The step."""
