@@ -25,7 +25,7 @@ _UNWRITABLE = (errno.EBADF, errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
 """What writing to standard output fails with, besides a reader that has gone."""
 
 _OBJECTS_UNTIL_COLLECTED = 50_000
-"""What importing makes stays: at the usual 700, looking for garbage in it takes a tenth of a search."""
+"""What imports make stays: at the usual 700, looking for garbage takes a tenth of a search."""
 
 DEBUG_VARIABLE = "HYBRIDAGI_STEPS_DEBUG"
 """Set it to see the traceback of a fault."""

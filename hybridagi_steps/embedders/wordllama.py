@@ -10,71 +10,34 @@ Reference: https://github.com/dleemiller/WordLlama (MIT), model l2_supercat, 256
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.embedders.byte_pairs import BytePairs
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.records.store_values import FloatMatrix
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 HalfMatrix = npt.NDArray[np.float16]
 MAX_CHARS = 32_768
 """What stands beyond is not read: an average over more tokens says nothing more."""
 _MODEL = "l2_supercat_256"
-_SPACE = "\u2581"
-_JOINING = ("  ", _SPACE, "<s>", "</s>", "<unk>")
-_WORDS = 50_000
-_LONGEST_WORD = 100
-"""Characters of a word whose tokens are remembered; so they take no more than some megabytes."""
 _DIMENSION = 256
 _KINDS = {"F16": "<f2", "F32": "<f4"}
 
 
-class _Tokens(dict[str, list[int]]):
-    """The tokens of words, made when first asked for; asked without a call."""
-
-    def __init__(self, made: Callable[[str], list[int]]) -> None:
-        self._made = made
-
-    def __missing__(self, word: str) -> list[int]:
-        if len(self) >= _WORDS:
-            self.clear()
-        tokens = self[word] = self._made(word)
-        return tokens
-
-
 class _Model(NamedTuple):
     model_id: str
-    tokenizer: Tokenizer
+    tokens: BytePairs
     half: HalfMatrix
     """One vector per token as the file has it, float16, shape (vocabulary, d)."""
-    of_words: _Tokens
-    """The tokens of words that were met."""
-    last_space: list[int]
-    """What a space at the end of a text becomes."""
-
-    def tokens(self, text: str) -> list[int]:
-        """Return the tokens of a text as the tokenizer does, word by word where that is the same.
-
-        No token has a space behind another character, so none reaches over the end of a word; but
-        spaces side by side may join, and marks of the tokenizer's own are no words.
-        """
-        words = text.split(" ")
-        if not words[0] or any(part in text for part in _JOINING) or _is_long(words):
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
-        found = [*chain.from_iterable(map(self.of_words.__getitem__, words))]
-        return found if words[-1] else found + self.last_space
 
 
 class WordLlamaEmbedder:
@@ -115,7 +78,7 @@ class WordLlamaEmbedder:
         for vector, text in zip(vectors, texts, strict=True):
             # A lone surrogate cannot pass into the tokenizer; one text at a time starts no threads.
             readable = text[:MAX_CHARS].encode("utf-8", "replace").decode("utf-8")
-            if tokens := model.tokens(readable):
+            if tokens := model.tokens.of(readable):
                 rows = table.take(tokens, axis=0).astype(np.float32, copy=False)
                 np.add.reduce(rows, axis=0, out=vector)
                 vector /= len(tokens)
@@ -136,33 +99,20 @@ class WordLlamaEmbedder:
 
 def load_model() -> _Model:
     """Read the model's two files."""
-    from tokenizers import Tokenizer
-
     folder = package_folder()
     try:
         weights = np.fromfile(folder / "weights" / f"{_MODEL}.safetensors", np.uint8)
         vocabulary = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_bytes()
         half = _table(weights).astype(np.float16, copy=False)
-        tokenizer = Tokenizer.from_str(vocabulary.decode("utf-8"))
+        tokens = BytePairs(vocabulary)
     except Exception as error:
         raise EmbedderError(
             f"the WordLlama model in {folder} cannot be read ({error}). "
             "Reinstall it: pip install --force-reinstall --no-deps wordllama"
         ) from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     digest = sha256(weights.data)
     digest.update(vocabulary)
-    name = f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}"
-
-    def tokens(word: str) -> list[int]:
-        return tokenizer.encode(word, add_special_tokens=False).ids
-
-    return _Model(name, tokenizer, half, _Tokens(tokens), tokens("a ")[1:])
-
-
-def _is_long(words: Sequence[str]) -> bool:
-    return max(map(len, words)) > _LONGEST_WORD
+    return _Model(f"wordllama/{_MODEL}@{digest.hexdigest()[:12]}", tokens, half)
 
 
 def _table(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.floating[Any]]:
