@@ -30,6 +30,8 @@ MAX_CHARS = 32_768
 """What stands beyond is not read: an average over more tokens says nothing more."""
 _MODEL = "l2_supercat_256"
 _DIMENSION = 256
+_FEW_TEXTS = 500
+"""Texts from which on the whole table is worth making float32."""
 _KINDS = {"F16": "<f2", "F32": "<f4"}
 
 
@@ -50,6 +52,7 @@ class WordLlamaEmbedder:
     def __init__(self) -> None:
         self._model: _Model | None = None
         self._table: FloatMatrix | None = None
+        self._embedded = 0
         self._lock = ForkSafeLock()
 
     @property
@@ -64,16 +67,15 @@ class WordLlamaEmbedder:
 
     def embed_documents(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per text, shape (n, d), of length one or zero."""
-        if self._table is None:  # as fast as the averaging itself, so not for a query alone
+        self._embedded += len(texts)
+        if self._table is None and self._embedded >= _FEW_TEXTS:
             self._table = self._loaded().half.astype(np.float32)
-        return self._averages(texts, self._table)
+        return self.embed_queries(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per query, the same as for a document."""
-        return self._averages(texts, self._loaded().half if self._table is None else self._table)
-
-    def _averages(self, texts: Sequence[str], table: FloatMatrix | HalfMatrix) -> FloatMatrix:
         model = self._loaded()
+        table = model.half if self._table is None else self._table
         vectors = np.zeros((len(texts), _DIMENSION), np.float32)
         for vector, text in zip(vectors, texts, strict=True):
             # A lone surrogate cannot pass into the tokenizer; one text at a time starts no threads.
