@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 import pydantic
 
 from hybridagi_steps import errors
-from hybridagi_steps.records.field_docs import field_docs
+from hybridagi_steps.lazy import field_docs
 from tests.pages import DOCS
 
 PAGE = DOCS / "reference.md"

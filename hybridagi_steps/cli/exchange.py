@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridagi_steps.cli.json_output import print_json
 from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
@@ -19,6 +18,7 @@ from hybridagi_steps.cli.options import (
     handed_out,
     named,
     opened,
+    print_json,
     with_filter,
 )
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridagi_steps.cli.json_output import print_json
 from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
@@ -20,6 +19,7 @@ from hybridagi_steps.cli.options import (
     existing,
     handed_out,
     named,
+    print_json,
     with_filter,
 )
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean: a memory to open, a filter to apply.
+"""Options that several commands share, and what they mean: a memory, a filter, JSON to print.
 
 A command that only reads refuses a file that is not there instead of creating an empty one.
 """
@@ -21,6 +21,7 @@ from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.records.agent_step import AgentStep
 
 DEFAULT_DB = "steps.db"
 
@@ -63,6 +64,17 @@ Background = Annotated[
     typer.Option("--background", help="Hand it to a `worker` of this memory; see `jobs`."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, indented, as it is; what draws tables is not loaded for it."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write("\n")
+
+
+def step_data(step: AgentStep) -> dict[str, Any]:
+    """Return a step as JSON data, without its vector."""
+    return step.model_dump(mode="json", exclude={"vector"})
 
 
 def existing(db: str, namespace: str | None) -> AbstractContextManager[StepMemory]:

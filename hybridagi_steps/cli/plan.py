@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridagi_steps.cli.json_output import print_json
-from hybridagi_steps.cli.options import AsJson, opened
+from hybridagi_steps.cli.options import AsJson, opened, print_json
 
 if TYPE_CHECKING:
     from hybridagi_steps.planning.example_tasks import Task

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from hybridagi_steps.cli.json_output import step_data
+from hybridagi_steps.cli.options import step_data
 from hybridagi_steps.display import terminal
 from hybridagi_steps.display.terminal import one_line, plain, styled, table
 

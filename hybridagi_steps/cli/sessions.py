@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridagi_steps.cli.json_output import print_json
-from hybridagi_steps.cli.options import DEFAULT_DB, AsJson, Db, Namespace, existing
+from hybridagi_steps.cli.options import DEFAULT_DB, AsJson, Db, Namespace, existing, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

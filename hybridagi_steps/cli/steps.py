@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridagi_steps.cli.json_output import print_json, step_data
 from hybridagi_steps.cli.options import (
     DEFAULT_DB,
     AsJson,
     Db,
     Namespace,
     existing,
+    print_json,
+    step_data,
     with_filter,
 )
 

@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from hybridagi_steps.records.field_docs import describe_fields
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.json_values import is_json, json_value, with_repairs
 from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, new_id, utc_now
 

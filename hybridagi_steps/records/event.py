@@ -15,7 +15,7 @@ from typing import Any, cast
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from hybridagi_steps.records.field_docs import describe_fields
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import Step, utc_now
 

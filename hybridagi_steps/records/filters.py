@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from hybridagi_steps.errors import InvalidFilterError
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.agent_step import (
     AgentStep,
     AgentStepType,
@@ -28,7 +29,6 @@ from hybridagi_steps.records.agent_step import (
     id_text,
     shown,
 )
-from hybridagi_steps.records.field_docs import describe_fields
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, StepKey
 from hybridagi_steps.records.message import from_local, in_utc
 

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hybridagi_steps.records.field_docs import describe_fields
+from hybridagi_steps.lazy import describe_fields
 
 
 def utc_now() -> datetime:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hybridagi_steps.records.field_docs import describe_fields
+from hybridagi_steps.lazy import describe_fields
 
 SETTINGS = frozenset(
     """temperature top_p top_k min_p max_tokens max_completion_tokens max_output_tokens n stop seed

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hybridagi_steps.records.field_docs import describe_fields
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.message import StepMetrics
 
 How = Literal["sequential", "parallel"]
