@@ -78,7 +78,10 @@ def unpacked(stored: npt.NDArray[Any]) -> FloatMatrix:
     """Return the unit rows that `packed` was given."""
     if stored.dtype != np.int16:
         return stored
-    return unit_rows(stored.astype(np.float32), stored.shape[1], where="cached vector")
+    # Whole numbers: their sums of squares are those of `unit_rows`, to the last bit.
+    wide = stored.astype(np.float64)
+    lengths = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    return np.divide(wide, lengths[:, None], out=wide).astype(np.float32)
 
 
 def _without_direction(place: int, count: int, where: str) -> InvalidVectorError:
@@ -145,7 +148,7 @@ class VectorStore:
             if isinstance(positions, slice):
                 self._unread.need(np.array([positions.start]), np.array([positions.stop]))
             else:
-                self._unread.need(positions, positions + 1)
+                self._unread.need_rows(positions)
             if self._unread.whole:
                 self._unread = None
         return self._vectors
