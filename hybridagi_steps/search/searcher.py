@@ -386,9 +386,9 @@ class Searcher:
             self._follow()
 
     def _scope(self, where: StepFilter) -> Scope:
-        asked = where.model_dump(exclude_none=True)
+        asked = {name for name, value in vars(where).items() if value is not None}
         excluded = where.exclude_run_id or []
-        if asked.keys() <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
+        if asked <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
             rows = self._all_but(excluded)
         else:
             rows = self._index.filters.rows(where)
@@ -491,18 +491,26 @@ class Searcher:
         hidden: Hidden | None,
     ) -> list[StepHit]:
         around = self._around(expand, where, hidden)
-        hits = list[dict[str, Any]]()
-        for found in self.read(ranked, where.session_id, where.user_id):
-            hit, step, place = found
-            values = {"step": step, "score": hit.score, "dense_score": hit.dense, "feedback": None}
-            values |= {"lexical_score": hit.lexical, "why": found.why(), "parts": hit.parts}
-            values |= {"context": around(hit.row, step, place), "kind": "step"}
-            values |= {"session_id": step.session_id, "sequence": None}
-            if place is not None:
-                values |= {"kind": "message", "session_id": place.session_id or None}
-                values["sequence"] = place.sequence
-            hits.append(values)
-        return [unvalidated(StepHit, values) for values in hits]
+        return [
+            unvalidated(
+                StepHit,
+                {
+                    "step": step,
+                    "score": hit.score,
+                    "dense_score": hit.dense,
+                    "lexical_score": hit.lexical,
+                    "why": found.why(),
+                    "parts": hit.parts,
+                    "feedback": None,
+                    "context": around(hit.row, step, place),
+                    "kind": "step" if place is None else "message",
+                    "session_id": step.session_id if place is None else place.session_id or None,
+                    "sequence": None if place is None else place.sequence,
+                },
+            )
+            for found in self.read(ranked, where.session_id, where.user_id)
+            for hit, step, place in (found,)
+        ]
 
     def _around(
         self, expand: Expand | None, where: StepFilter, hidden: Hidden | None
