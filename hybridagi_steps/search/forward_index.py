@@ -298,7 +298,7 @@ class FoundTerms:
 
 
 def counted(
-    documents: npt.NDArray[np.intp], slots: npt.NDArray[Any], count: int, width: int
+    documents: npt.NDArray[Any], slots: npt.NDArray[Any], count: int, width: int
 ) -> Counts:
     """Count pairs of a document and a thing asked for, shape (count, width)."""
     flat = np.bincount(documents * width + slots, minlength=count * width)

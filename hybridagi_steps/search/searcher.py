@@ -388,10 +388,8 @@ class Searcher:
     def _scope(self, where: StepFilter) -> Scope:
         asked = {name for name, value in vars(where).items() if value is not None}
         excluded = where.exclude_run_id or []
-        if asked <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
-            rows = self._all_but(excluded)
-        else:
-            rows = self._index.filters.rows(where)
+        few = asked <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS
+        rows = self._all_but(excluded) if few else self._index.filters.rows(where)
         return Scope(self._index.shards(own_only=where.scope is None), rows)
 
     def _all_but(self, run_ids: Sequence[str]) -> Rows | None:
