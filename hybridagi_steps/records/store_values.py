@@ -208,7 +208,7 @@ class Hidden(NamedTuple):
 
     def under(self, scope: str | None) -> Rows:
         """Return the rows that a scope leaves out."""
-        if scope is None:
+        if scope is None and len(self.abandoned):
             return distinct(np.concatenate([self.abandoned, self.revoked]))
         return self.revoked[:0] if scope in (EVERY_SCOPE, REVOKED) else self.revoked
 

@@ -279,7 +279,9 @@ class FilterColumns:
 
     def _but_hidden(self, found: Rows, where: StepFilter) -> Rows:
         """Leave out excluded runs, and what is abandoned or revoked."""
-        excluded = where.exclude_run_id or []
+        excluded, hidden = where.exclude_run_id or [], self.hidden().under(where.scope)
+        if not (excluded or len(hidden)):
+            return found
         if len(excluded) > FEW_RUNS:
             self._hold(["run_id"])
             numbers = self._numbers.known("run_id", excluded)
@@ -287,7 +289,7 @@ class FilterColumns:
             gone = [self._rows.values[places]]
         else:
             gone = self.of_runs(excluded)
-        gone = np.concatenate([*gone, self.hidden().under(where.scope)])
+        gone = np.concatenate([*gone, hidden])
         if not len(gone) or not len(found):
             return found
         places = np.minimum(np.searchsorted(found, gone), len(found) - 1)

@@ -357,7 +357,8 @@ class Scopes:
         if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
             rows = np.unique(rows)
         positions = self._store.positions(rows)
-        positions = positions[positions >= 0]
+        if positions.min(initial=0) < 0:
+            positions = positions[positions >= 0]
         return Scope(positions, None, None, len(positions))
 
     def _gathered(self, scope: Scope) -> Scope:
