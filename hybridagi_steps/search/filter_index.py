@@ -52,6 +52,9 @@ PAGE = 100_000
 """Rows whose keys are read at once."""
 METADATA_KEYS = 16
 """Metadata keys that get a column, those asked for first; filters by others ask the store."""
+ANSWERS_KEPT = 128
+"""Filters of which the rows are remembered until rows come or go, those asked last; fewer of wide
+ones: as many as have all rows together, were they like the last one found: eight bytes per step."""
 _LOOKED_AT = 1_000
 _FEW_DEAD = 64
 FEW_RUNS = 32
@@ -73,14 +76,14 @@ class FilterColumns:
         self._saved: set[StepKey] = set()
         self._saved_rows = 0
         self._hidden: Hidden | None = None
-        self._asked: tuple[str, list[str]] | None = None
-        self._answer = np.empty(0, np.int64)
+        self._answers: dict[tuple[str, ...], Rows] = {}
         self.forget()
 
     def follow(self, rows: Rows, removed: Rows) -> None:
         """Take note of rows there are and that branches may have moved; drop removed."""
         self._newest = int(rows.max(initial=self._newest))
-        self._hidden, self._asked = None, None
+        self._hidden = None
+        self._answers.clear()
         if self._through > self._settled:  # more may have appeared below what was read
             self._cut(int(np.searchsorted(self._rows.values, self._settled, side="right")))
             self._through = self._settled
@@ -115,13 +118,18 @@ class FilterColumns:
             return self._rows_of(where)
         least = where.min_score
         rated = self._values.rated_runs(least) if self._values and least is not None else []
-        asked = repr(vars(where)), rated  # its lists might be changed afterwards
-        if asked != self._asked:
+        given = {name: value for name, value in vars(where).items() if value is not None}
+        asked = repr(given), *rated  # its lists might be changed afterwards
+        found = self._answers.pop(asked, None)
+        if found is None:
             self._hold(self._names(where))
             found = self._but_hidden(self._held_rows(self._matching(where, rated)), where)
             found.flags.writeable = False
-            self._asked, self._answer = asked, found
-        return self._answer
+            room = max(1, len(self._rows.values) // (1 + len(found) + len(rated)))
+            while len(self._answers) >= min(room, ANSWERS_KEPT):
+                del self._answers[next(iter(self._answers))]
+        self._answers[asked] = found
+        return found
 
     def numbers(self, name: StepKey, rows: Rows) -> npt.NDArray[Any]:
         """Return the number of each row's value of a key, -1 where it has none."""

@@ -297,9 +297,7 @@ class FoundTerms:
         return counted(document[begins], pair, len(self.lengths), len(pairs))
 
 
-def counted(
-    documents: npt.NDArray[Any], slots: npt.NDArray[Any], count: int, width: int
-) -> Counts:
+def counted(documents: npt.NDArray[Any], slots: npt.NDArray[Any], count: int, width: int) -> Counts:
     """Count pairs of a document and a thing asked for, shape (count, width)."""
     flat = np.bincount(documents * width + slots, minlength=count * width)
     return flat.reshape(count, width).astype(np.float64)

@@ -21,10 +21,7 @@ from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
-from hybridagi_steps.search.filter_index import (
-    PAGE,
-    FilterColumns,
-)
+from hybridagi_steps.search.filter_index import ANSWERS_KEPT, PAGE, FilterColumns
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
 from hybridagi_steps.search.key_columns import (
     ABSENT,
@@ -44,6 +41,8 @@ Owners = npt.NDArray[np.int32]
 """The number of a user, `NOBODY` or `SEVERAL`."""
 _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
+_MOST_JOINED = 100_000
+"""Rows of both kinds that answers may have which are remembered."""
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -80,11 +79,12 @@ class RowFilter:
             else None
         )
         self._hidden: Hidden | None = None
-        self._joined: tuple[Rows, Rows, Rows] = (_NONE, _NONE, _NONE)
+        self._joined: dict[tuple[int, int], tuple[Rows, Rows, Rows]] = {}
 
     def follow(self, rows: Sequence[int], removed: Rows) -> None:
         """Take note of new rows and that branches may have moved; drop removed ones."""
         self._hidden = None
+        self._joined.clear()
         there = np.array(rows, np.int64)
         self._steps.follow(there[there < MESSAGE_ROWS], removed[removed < MESSAGE_ROWS])
         if self._messages is not None:
@@ -108,11 +108,15 @@ class RowFilter:
             return steps
         if not len(steps):
             return messages
-        if self._joined[0] is not steps or self._joined[1] is not messages:
+        known = self._joined.get((id(steps), id(messages)))
+        if known is None:
             joined = np.concatenate((steps, messages))
             joined.flags.writeable = False
-            self._joined = (steps, messages, joined)
-        return self._joined[2]
+            held = sum(len(each) for *_, each in self._joined.values())
+            if held > _MOST_JOINED or len(self._joined) == ANSWERS_KEPT:
+                self._joined.clear()
+            known = self._joined[id(steps), id(messages)] = steps, messages, joined
+        return known[2]
 
     def unsaved(self, least: int) -> bool:
         """Tell whether to save columns, if they have so many rows."""
@@ -186,7 +190,8 @@ class _StepColumns(FilterColumns):
 
     def forget_scores(self) -> None:
         """Take note that steps were scored: what is held, or was saved, may be others now."""
-        self._rescored, self._asked = True, None
+        self._rescored = True
+        self._answers.clear()
         self._columns.pop(SCORE, None)
 
     def revive(self, arrays: Mapping[str, Values], removed: Rows) -> None:

@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 _FIRST_CAPACITY = 256
 _MOST_ROOM = 8
 """So many times as many rows as are held there is room for, whatever is expected."""
-_WIDEST_TABLE = 32
+_WIDEST_TABLE, _LISTED = 32, 128
 _AT_ONCE = 2**11
 _LARGEST = np.iinfo(np.int16).max
 
@@ -312,7 +312,7 @@ class Scope(NamedTuple):
 
 
 class Scopes:
-    """Turns rows into scopes; remembers the last narrow one.
+    """Turns rows into scopes; remembers narrow ones of rows that cannot change.
 
     Args:
         store: Where the rows stand.
@@ -322,10 +322,12 @@ class Scopes:
     def __init__(self, store: VectorStore, kept_rows: int) -> None:
         self._store, self._kept_rows = store, kept_rows
         self._last: tuple[Rows, Scope] | None = None
+        self._listed_before: dict[int, tuple[Rows, Scope]] = {}
 
     def forget(self) -> None:
         """Drop what is remembered: rows have come or gone."""
         self._last = None
+        self._listed_before.clear()
 
     def of(self, rows: Rows | None, narrow: int, *, gather: bool) -> Scope:
         """Return the scope of some rows; None: of all.
@@ -342,16 +344,25 @@ class Scopes:
         if len(rows) > narrow:
             allowed = store.holding(rows)
             return Scope(None, None, allowed, int(np.count_nonzero(allowed)))
-        if self._last is None or not _same(self._last[0], rows):
-            scope = self._listed(rows)
-            kept = rows if _is_frozen(rows) else rows.copy()
-        else:
+        if self._last is not None and _same(self._last[0], rows):
             kept, scope = self._last
             gather = True
+        elif _is_frozen(rows):
+            kept, scope = self._remembered(rows)
+        else:
+            kept, scope = rows.copy(), self._listed(rows)
         if gather and scope.vectors is None:
             scope = self._gathered(scope)
         self._last = kept, scope
         return scope
+
+    def _remembered(self, rows: Rows) -> tuple[Rows, Scope]:
+        """Return the rows of a filter, which are one array as long as it remembers them, listed."""
+        known = self._listed_before.pop(id(rows), None) or (rows, self._listed(rows))
+        if len(self._listed_before) >= min(_LISTED, self._store.count // max(1, len(rows))):
+            self._listed_before.clear()
+        self._listed_before[id(rows)] = known
+        return known
 
     def _listed(self, rows: Rows) -> Scope:
         if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
