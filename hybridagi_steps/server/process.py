@@ -172,9 +172,7 @@ def serve(
             end_at_next_signal()  # uvicorn has put back the handlers that it found
 
     loop = asyncio.new_event_loop()
-    # What is loaded by now stays: a collection that looked at all of it held every answer up for a
-    # tenth of a second.
-    gc.freeze()
+    gc.freeze()  # what is loaded stays: collections that looked at it held answers up for .1 s
     try:
         try:
             with contextlib.suppress(KeyboardInterrupt):
