@@ -497,7 +497,7 @@ class Searcher:
                     "score": hit.score,
                     "dense_score": hit.dense,
                     "lexical_score": hit.lexical,
-                    "why": found.why(),
+                    "why": reason(hit, step),
                     "parts": hit.parts,
                     "feedback": None,
                     "context": around(hit.row, step, place),
@@ -506,8 +506,7 @@ class Searcher:
                     "sequence": None if place is None else place.sequence,
                 },
             )
-            for found in self.read(ranked, where.session_id, where.user_id)
-            for hit, step, place in (found,)
+            for hit, step, place in self.read(ranked, where.session_id, where.user_id)
         ]
 
     def _around(
