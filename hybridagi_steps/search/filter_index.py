@@ -21,17 +21,13 @@ import numpy.typing as npt
 from hybridagi_steps.protocols import IndexedStore, ValuedStore
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import (
-    ABANDONED,
-    REVOKED,
-    Hidden,
-    Rows,
-)
+from hybridagi_steps.records.store_values import ABANDONED, REVOKED, Hidden, Rows
 from hybridagi_steps.search.key_columns import (
     ABSENT,
     NOWHERE,
     SCORE,
     TIME,
+    Answers,
     Column,
     Flags,
     Numbers,
@@ -52,9 +48,6 @@ PAGE = 100_000
 """Rows whose keys are read at once."""
 METADATA_KEYS = 16
 """Metadata keys that get a column, those asked for first; filters by others ask the store."""
-ANSWERS_KEPT = 128
-"""Filters of which the rows are remembered until rows come or go, those asked last; fewer of wide
-ones: as many as have all rows together, were they like the last one found: eight bytes per step."""
 _LOOKED_AT = 1_000
 _FEW_DEAD = 64
 FEW_RUNS = 32
@@ -76,7 +69,7 @@ class FilterColumns:
         self._saved: set[StepKey] = set()
         self._saved_rows = 0
         self._hidden: Hidden | None = None
-        self._answers: dict[tuple[str, ...], Rows] = {}
+        self._answers = Answers()
         self.forget()
 
     def follow(self, rows: Rows, removed: Rows) -> None:
@@ -120,16 +113,11 @@ class FilterColumns:
         rated = self._values.rated_runs(least) if self._values and least is not None else []
         given = {name: value for name, value in vars(where).items() if value is not None}
         asked = repr(given), *rated  # its lists might be changed afterwards
-        found = self._answers.pop(asked, None)
-        if found is None:
-            self._hold(self._names(where))
-            found = self._but_hidden(self._held_rows(self._matching(where, rated)), where)
-            found.flags.writeable = False
-            room = max(1, len(self._rows.values) // (1 + len(found) + len(rated)))
-            while len(self._answers) >= min(room, ANSWERS_KEPT):
-                del self._answers[next(iter(self._answers))]
-        self._answers[asked] = found
-        return found
+        if (found := self._answers.known(asked)) is not None:
+            return found
+        self._hold(self._names(where))
+        found = self._but_hidden(self._held_rows(self._matching(where, rated)), where)
+        return self._answers.kept(asked, found, len(self._rows.values))
 
     def numbers(self, name: StepKey, rows: Rows) -> npt.NDArray[Any]:
         """Return the number of each row's value of a key, -1 where it has none."""

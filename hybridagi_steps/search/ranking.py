@@ -24,9 +24,10 @@ from hybridagi_steps.search.formulas import (
     QUESTION_COST,
     UNDATED_COST,
     Aim,
-    Formula,
     Mode,
+    carried,
     formulas,
+    fused_score,
 )
 from hybridagi_steps.search.forward_index import Scores
 from hybridagi_steps.search.score_parts import (
@@ -45,8 +46,6 @@ VOTERS = 20
 
 _Flags = npt.NDArray[np.bool_]
 _WORDS_SHOWN = 5
-_CARRIED = 0.05
-"""What a part adds to a score from which `why` names it."""
 _QUESTIONS_DEEP = 2
 """A message may be a program's question, and the program's end answers both."""
 
@@ -224,10 +223,10 @@ class _Answer:
                 of_kind = rows if kind.all() else rows[kind]
                 found = self.values.values(of_kind, formula.weights)
                 if of_kind is rows:
-                    fused = np.asarray(_fused(found, formula), float)
+                    fused = np.asarray(fused_score(found, formula), float)
                     parts = {name: np.asarray(values, float) for name, values in found.items()}
                     break
-                fused[kind] = _fused(found, formula)
+                fused[kind] = fused_score(found, formula)
                 for name, values in found.items():
                     parts.setdefault(name, np.full(len(rows), np.nan))[kind] = values
         worth = np.ones(len(rows))
@@ -371,7 +370,7 @@ class _Answer:
                     same=bool(scored.exact[place]),
                     spread=bool(scored.spread[place]),
                     parts=parts,
-                    carried=_carried(parts, formula),
+                    carried=carried(parts, formula),
                 )
             )
         return hits
@@ -386,21 +385,6 @@ class _Answer:
         for place, stem, itself in self.values.held(rows, [*written]):
             (own if itself else others)[place][stem] = written[stem]
         return own, others
-
-
-def _fused(parts: dict[str, Scores], formula: Formula) -> Scores:
-    """Return the weighted mean of the parts; a part that nothing can have does not count."""
-    silent = {"speaker"} if not parts.get("speaker", np.zeros(1)).any() else set[str]()
-    weights = {name: w for name, w in formula.weights.items() if name not in silent}
-    fused = np.add.reduce([weight * parts[name] for name, weight in weights.items()])
-    return fused / sum(weights.values())
-
-
-def _carried(parts: dict[str, float], formula: Formula) -> list[str]:
-    """Return the parts that added more to a score than others can tell."""
-    weights = {**formula.weights, **formula.votes}
-    total = sum(weights.values())
-    return [name for name, w in weights.items() if w * parts.get(name, 0.0) / total > _CARRIED]
 
 
 def _best_neighbours(index: ReadIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:

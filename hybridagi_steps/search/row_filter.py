@@ -21,10 +21,11 @@ from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Rows
-from hybridagi_steps.search.filter_index import ANSWERS_KEPT, PAGE, FilterColumns
+from hybridagi_steps.search.filter_index import PAGE, FilterColumns
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError
 from hybridagi_steps.search.key_columns import (
     ABSENT,
+    ANSWERS_KEPT,
     NOWHERE,
     SCORE,
     Positions,

@@ -374,9 +374,7 @@ class ScoreParts:
         return found
 
     def _may_show(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        held = self._lexicals[0].positions_of(rows) >= 0
-        for words in self._lexicals[1:]:
-            held |= words.positions_of(rows) >= 0
+        held = np.any([words.positions_of(rows) >= 0 for words in self._lexicals], axis=0)
         return held if self.scope.rows is None else held & among(rows, self.scope.rows)
 
 

@@ -266,7 +266,7 @@ def test_filters_asked_in_turn_are_remembered_until_rows_come_or_go() -> None:
         rows = store.append([step(id=f"{n}", user_id=f"u{n % 200}") for n in range(2_000)])
         columns = filter_columns.FilterColumns(store)
         columns.follow(np.array(rows), np.empty(0, np.int64))
-        few = users[: filter_columns.ANSWERS_KEPT]
+        few = users[: key_columns.ANSWERS_KEPT]
         before = [columns.rows(where) for where in few]
         assert all(columns.rows(where) is found for where, found in zip(few, before, strict=True))
         assert [columns.rows(where).tolist() for where in users] == [
