@@ -7,6 +7,7 @@ what it means out of all of them, and rewrites them, so that no page keeps it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
