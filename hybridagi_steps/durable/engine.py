@@ -2,9 +2,8 @@
 
 Both queues (runs of sessions, steps of plans) stand on it: addresses and errors of databases, the
 stored form (JSON), start and end of DBOS, worker names, recovery. Knows nothing of runs or plans.
-A worker holds its name as long as it lives (worker_names.py), so a name that can be taken belongs
-to nobody living: what had begun under it is put back into the queue. Should its worker live after
-all, DBOS keeps only what the one says that took the work last.
+A worker holds its name as long as it lives (worker_names.py): what had begun under a name that can
+be taken is put back into the queue. DBOS keeps what the one says that took the work last.
 """
 
 from __future__ import annotations
@@ -40,12 +39,13 @@ else:  # said when a queue is opened, not when this module is loaded
     DBOS, Serializer = None, object
 
 APPLICATION = "hybridagi-steps"
-_SQLITE = "sqlite:///"
+_SQLITE, _PSYCOPG = "sqlite:///", "postgresql+psycopg"
 _LOCK = 0x48535253
 _DRIVER = re.compile(r"\+\w+(?=://)")
 """What SQLAlchemy's addresses say beside the kind of server."""
 
 _log = logging.getLogger("hybridagi_steps")
+_NOTHING = logging.Filter("no logger has this name")
 
 
 class Worker(Protocol):
@@ -146,7 +146,7 @@ class QueueDatabase(NamedTuple):
     def opening(self) -> Generator[None]:
         """Translate what goes wrong inside the block; DBOS would also log it with a traceback."""
         log = logging.getLogger("dbos")
-        log.addFilter(_nothing)
+        log.addFilter(_NOTHING)
         try:
             yield
         except OSError as error:
@@ -155,7 +155,7 @@ class QueueDatabase(NamedTuple):
             cause = str(getattr(error, "orig", None) or error).rstrip(".?")
             raise self.unusable(cause) from error
         finally:
-            log.removeFilter(_nothing)
+            log.removeFilter(_NOTHING)
 
     def unusable(self, cause: str) -> StorageError:
         """Return the error of a database that cannot be used."""
@@ -198,13 +198,11 @@ class QueueTables:
 
     def __init__(self, database: QueueDatabase, queue: str) -> None:
         self._database, schema = database, database.schema(queue)
-        url = make_url(database.url)
         self._is_server = database.file is None  # else there is one writer, and one schema
+        url = make_url(database.url)
+        self._sql = create_engine(url.set(drivername=_PSYCOPG) if self._is_server else url)
         if self._is_server:
-            self._sql = create_engine(url.set(drivername="postgresql+psycopg"))
             work_tables.limit_all(self._sql)
-        else:
-            self._sql = create_engine(url)
         self._status = f'"{schema}".workflow_status' if self._is_server else "workflow_status"
 
     def ask(self, statement: str, *, lock: bool = False, **values: Any) -> list[Any]:
@@ -341,6 +339,7 @@ class Engine:
             )
 
     def _config(self, poll_seconds: float) -> Any:
+        connect = partial(work_tables.limited, self.database.address)
         return {
             "name": APPLICATION,
             "system_database_url": self.database.url,
@@ -352,9 +351,7 @@ class Engine:
             "log_level": "ERROR",
             "enable_otlp": False,
             "notification_listener_polling_interval_sec": poll_seconds,
-            "db_engine_kwargs": {}
-            if self.database.file
-            else {"creator": partial(work_tables.limited, self.database.address)},
+            "db_engine_kwargs": {} if self.database.file else {"creator": connect},
         }
 
     def _recover(self) -> None:
@@ -401,7 +398,3 @@ def only_engine(worker: Worker | None = None) -> Generator[None]:
 def _queue_of(status: Any) -> str:
     """Return the queue of a piece of work; what was not handed out says it itself."""
     return dict[str, Any](status.attributes or {}).get("queue") or status.queue_name or ""
-
-
-def _nothing(record: logging.LogRecord) -> bool:  # noqa: ARG001 - none is let through
-    return False

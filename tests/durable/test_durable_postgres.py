@@ -210,7 +210,7 @@ def test_statements_about_work_have_limits(postgres_address: str) -> None:
     database = QueueDatabase.of(postgres_address, "a queue")
     client = database.client("some")
     with (
-        closing(Presence(postgres_address)) as presence,
+        closing(Presence(postgres_address, "n")) as presence,
         closing(QueueTables(database, "some")) as q,
     ):
         found = [presence.ask(asked), q.ask(asked)]
