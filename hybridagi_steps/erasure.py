@@ -14,7 +14,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.errors import UnknownSessionError
-from hybridagi_steps.outside_files import QueuedRun, queue_of_jobs, queues_of_runs
+from hybridagi_steps.outside_files import (
+    QueuedRun,
+    Whose,
+    queue_of_jobs,
+    queue_of_plans,
+    queues_of_runs,
+)
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -63,7 +69,8 @@ def erase(
     if where.conditions in _WHOLE or doomed.sessions:
         whole = own + steps if where.conditions in _WHOLE else own
         queued = _queued_runs(store, where, doomed, namespace)
-        unreached = erase_outside(store, _plans_of(whole), queued, address)
+        whose = Whose(namespace, where.user_id if where.conditions == {"user_id"} else None)
+        unreached = erase_outside(store, _plans_of(whole), queued, address, whose)
     # In this order a purge that was cut short finds the same when it is repeated.
     forget_prompts_beyond(store, own + steps, doomed.messages, doomed.sessions)
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
@@ -93,8 +100,9 @@ def is_stored(store: StoreBackend, where: StepFilter) -> bool:
 def erase_all(store: StoreBackend, namespace: str, address: str) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
     plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
-    queues = {*queues_of_runs(namespace), queue_of_jobs(namespace)}
-    unreached = erase_outside(store, plans, lambda run: run.queue in queues, address)
+    queues = {*queues_of_runs(namespace), queue_of_jobs(namespace), queue_of_plans(namespace)}
+    whose = Whose(namespace, everybody=True)
+    unreached = erase_outside(store, plans, lambda run: run.queue in queues, address, whose)
     store.clear()
     return Erased(0, unreached)
 

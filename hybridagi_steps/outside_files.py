@@ -27,13 +27,17 @@ _BUSY_SECONDS = 30.0
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> '$.queue'), i.inputs
     FROM workflow_status s
     LEFT JOIN workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
-QUEUES = """SELECT queue_name, sum(CASE WHEN status IN ('ENQUEUED', 'DELAYED') THEN 1 ELSE 0 END),
+QUEUES = """SELECT coalesce(queue_name, attributes ->> 'queue') AS queue,
+    sum(CASE WHEN status IN ('ENQUEUED', 'DELAYED') THEN 1 ELSE 0 END),
     sum(CASE status WHEN 'PENDING' THEN 1 ELSE 0 END),
     sum(CASE WHEN status IN ('ERROR', 'MAX_RECOVERY_ATTEMPTS_EXCEEDED') THEN 1 ELSE 0 END),
     min(CASE WHEN status IN ('ENQUEUED', 'DELAYED') THEN created_at END)
-    FROM {}workflow_status WHERE queue_name IS NOT NULL GROUP BY queue_name ORDER BY queue_name"""
+    FROM {}workflow_status WHERE coalesce(queue_name, attributes ->> 'queue') IS NOT NULL
+    GROUP BY queue ORDER BY queue"""
 """Of each queue its name, how many wait, go on and were given up, and since when (ms) one waits."""
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
+PLANS = "plan-steps"
+"""What queues of plans are called: in a file so alone."""
 RUN_COLUMNS = frozenset({"workflow_uuid", "destination_uuid"})
 """What the tables of a queue call the run that a row belongs to."""
 
@@ -47,6 +51,15 @@ class QueuedRun(NamedTuple):
     """What it was asked, as the JSON text that was handed out; empty when there is none."""
 
 
+class Whose(NamedTuple):
+    """Whom an erasure is about."""
+
+    namespace: str
+    user_id: str | None = None
+    """The user who goes as a whole, if one does."""
+    everybody: bool = False
+
+
 def queues_of_runs(namespace: str) -> tuple[str, str]:
     """Return the names of a memory's queues of durable runs: those that wait, and those to do."""
     return f"session-runs:{namespace}", f"ready-session-runs:{namespace}"
@@ -55,6 +68,11 @@ def queues_of_runs(namespace: str) -> tuple[str, str]:
 def queue_of_jobs(namespace: str) -> str:
     """Return the name of a memory's queue of bulk jobs."""
     return f"bulk-jobs:{namespace}"
+
+
+def queue_of_plans(namespace: str) -> str:
+    """Return the name of a namespace's queue of plans in PostgreSQL; that of a file is for all."""
+    return f"{PLANS}:{namespace}"
 
 
 def make_private(path: Path) -> None:
@@ -130,9 +148,15 @@ def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:
     return len(json.loads(ids))
 
 
-def plan_runs(keys: Iterable[str]) -> Callable[[QueuedRun], bool]:
-    """Return what tells the work of these runs of plans; see planning/resuming.py."""
-    prefixes = tuple(f"{quote(key, safe='')}:" for key in keys)
+def prefix_of_plans(namespace: str) -> str:
+    """Return what ids of a namespace's work of plans begin with in PostgreSQL."""
+    return f"{quote(namespace, safe='')}/"
+
+
+def plan_runs(keys: Iterable[str], namespace: str) -> Callable[[QueuedRun], bool]:
+    """Return what tells the work of these runs of plans; see planning/queued_steps.py."""
+    quoted = [f"{quote(key, safe='')}:" for key in keys]
+    prefixes = (*quoted, *(prefix_of_plans(namespace) + key for key in quoted))
     return lambda run: run.id.startswith(prefixes)
 
 

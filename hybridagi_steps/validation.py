@@ -44,6 +44,8 @@ from hybridagi_steps.records.redaction import Redact, redacted_fields, redacted_
 from hybridagi_steps.records.store_values import UNREVOKED
 
 MAX_ID_LENGTH = 128
+MOST_PRIORITY = 1_000
+"""Of work in a queue; the least is its negative."""
 
 _VALUES = ("inputs", "outputs", "metadata")
 
@@ -87,12 +89,12 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     if not isinstance(step, AgentStep):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"expected an AgentStep, got {type(step).__name__}.")
     fields = vars(step)
-    for name in ID_FIELDS:
-        value = fields.get(name)
+    for value in map(fields.get, ID_FIELDS):
         if value is None or type(value) is UUID:
             continue
         if type(value) is not str or not 0 < len(value) <= MAX_ID_LENGTH or not value.isprintable():
-            _check_id(step, name, value)
+            _check_ids(step, fields)
+            break
     if (parent := fields.get("parent_id")) is not None and _is_same(parent, fields["id"]):
         step = without_parent(step)
         fields = vars(step)
@@ -134,9 +136,10 @@ def _is_plain(fields: dict[str, Any]) -> bool:
     return all(map(is_json, map(fields.get, _VALUES)))
 
 
-def _check_id(step: AgentStep, name: str, value: object) -> None:
-    text = id_text(cast("UUID | str", value))
-    _check_name(name, text, f"{name} of step {str(step.id)[:40]!r}")
+def _check_ids(step: AgentStep, fields: Mapping[str, Any]) -> None:
+    for name in ID_FIELDS:
+        if (value := fields.get(name)) is not None:
+            _check_name(name, id_text(value), f"{name} of step {str(step.id)[:40]!r}")
 
 
 def _check_name(name: str, text: str, called: str) -> None:
@@ -350,6 +353,14 @@ def whole_number(
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise error(f"{name} is at least {least}, a whole number, not {value!r:.80}.")
     return value
+
+
+def checked_priority(priority: object) -> int:
+    """Return a priority of work in a queue: from -1,000 to 1,000, the smallest goes first."""
+    number = whole_number("priority", priority, -MOST_PRIORITY)
+    if number > MOST_PRIORITY:
+        raise InvalidSettingError(f"priority is at most {MOST_PRIORITY:,}, not {number:,}.")
+    return number
 
 
 def checked_page(limit: int, offset: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 import pydantic
 
 from hybridagi_steps import errors
+from hybridagi_steps.lazy import field_docs
 from tests.pages import DOCS
 
 PAGE = DOCS / "reference.md"
@@ -166,16 +167,17 @@ def _told(thing: object) -> str:
 
 def _fields(model: type[pydantic.BaseModel]) -> Iterator[str]:
     """Yield a table of a record's fields."""
-    fields = {k: v for k, v in model.model_fields.items() if v.description}
-    if not fields:
+    below = field_docs(model)
+    texts = {k: v.description or below.get(k, "") for k, v in model.model_fields.items()}
+    if not any(texts.values()):
         return
     yield "\n| field | type | |\n| --- | --- | --- |\n"
     kinds = get_type_hints(model)  # without what validates them
-    for name, field in fields.items():
+    for name in filter(texts.get, texts):
         plain = _is_plain(kinds[name])
         shown = kinds[name].__name__ if plain else str(kinds[name]).replace("typing.", "")
         shown = re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", shown).replace("|", "\\|")
-        about = " ".join((field.description or "").split()).replace("|", "\\|")
+        about = " ".join(texts[name].split()).replace("|", "\\|")
         yield f"| `{name}` | {shown} | {about} |\n"
 
 

@@ -18,6 +18,7 @@ from hybridagi_steps.cli.options import (
     handed_out,
     named,
     opened,
+    print_json,
     with_filter,
 )
 
@@ -78,7 +79,7 @@ def import_steps(
         )
     _index(db, namespace)
     if as_json:
-        render.print_json(report._asdict())
+        print_json(report._asdict())
     else:
         already = f", {report.already_there:,} were there already" if report.already_there else ""
         typer.echo(f"{report.added:,} steps added to {named(db)}{already}.")

@@ -15,10 +15,11 @@ from hybridagi_steps.cli.options import (
     Background,
     Db,
     Namespace,
-    check_file,
+    check_there,
     existing,
     handed_out,
     named,
+    print_json,
     with_filter,
 )
 
@@ -33,15 +34,15 @@ _WATCH_SECONDS = 0.5
 
 def stats(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
     """Say what a memory holds."""
+    with existing(db, namespace) as memory:
+        found = memory.stats()
+    if as_json:
+        print_json(found)
+        return
     from rich.table import Table
 
     from hybridagi_steps.cli import render
 
-    with existing(db, namespace) as memory:
-        found = memory.stats()
-    if as_json:
-        render.print_json(found)
-        return
     shown = Table.grid(padding=(0, 2))
     for key, value in found.items():
         number = f"{value:,}" if isinstance(value, int) else value
@@ -57,7 +58,7 @@ def verify(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJso
         problems = memory.verify()
         steps = memory.stats()["steps"]
     if as_json:
-        render.print_json({"steps": steps, "problems": problems})
+        print_json({"steps": steps, "problems": problems})
     else:
         for problem in problems:
             typer.echo(render.plain(problem))
@@ -114,7 +115,7 @@ def jobs(
                 raise typer.BadParameter(f"job {asked} is {was}: nothing changed.")
         found = durable.jobs.list()
         if as_json:
-            render.print_json([asdict(job) for job in found])
+            print_json([asdict(job) for job in found])
             return
         if not watch:
             render.console().print(render.jobs_table(found))
@@ -139,7 +140,7 @@ def backup(
     db: Db = DEFAULT_DB,
 ) -> None:
     """Write a memory's file into a new one, while others write; to restore, put it back."""
-    with existing(db, "default") as memory:
+    with existing(db, None) as memory:
         size = memory.backup(target)
     typer.echo(f"{target}: {size:,} bytes, all namespaces of {named(db)}.")
 
@@ -158,12 +159,12 @@ def copy(
     from hybridagi_steps.stores import refuse_older
     from hybridagi_steps.stores.placement import placed
 
-    check_file(source)
+    check_there(source, namespace)
     refuse_older(placed(source)[0])
     with existing(source, namespace) as memory, render.progress("copying") as watch:
         report = (memory.move_to if move else memory.copy_to)(target, watch)
     if as_json:
-        render.print_json(asdict(report))
+        print_json(asdict(report))
         return
     typer.echo(
         f"{report.steps:,} steps, {report.messages:,} messages and {report.sessions:,} sessions of "
@@ -174,10 +175,12 @@ def copy(
     if not report.searches:
         typer.echo("no search was compared: somebody writes to the source.", err=True)
     for place in report.unreached:
-        typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)
+        typer.echo(
+            render.one_line(f"not reached, and may still hold some of it: {place}"), err=True
+        )
     if report.others:
         others = ", ".join(report.others)
-        typer.echo(render.plain(f"other namespaces there, not copied: {others}"), err=True)
+        typer.echo(render.one_line(f"other namespaces there, not copied: {others}"), err=True)
 
 
 @with_filter
@@ -202,14 +205,16 @@ def purge(
             _confirm(count, sessions, named(db))
         erased = memory.purge(where)
     if as_json:
-        render.print_json({"erased": int(erased), **vars(erased)})
+        print_json({"erased": int(erased), **vars(erased)})
         return
     found = "" if erased else "nothing matched: "
     typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
     for place in erased.unreached:
-        typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)
+        typer.echo(
+            render.one_line(f"not reached, and may still hold some of it: {place}"), err=True
+        )
     if erased.messages_left:
-        typer.echo(render.plain(_stays(erased)), err=True)
+        typer.echo(render.one_line(_stays(erased)), err=True)
 
 
 def _stays(erased: Erased) -> str:
@@ -246,7 +251,7 @@ def retain(
     with existing(db, namespace) as memory, render.progress("removing") as watch:
         done = memory.retain(days, where, dry_run=dry_run, progress=watch)
     if as_json:
-        render.print_json({**asdict(done), "before": done.before.isoformat()})
+        print_json({**asdict(done), "before": done.before.isoformat()})
     else:
         typer.echo(f"{named(db)}: {done}.")
 
@@ -305,7 +310,7 @@ def grant(
     db, namespace = placed(db, namespace)
     roles.grant(db, role, roles.as_rights(rights), namespace=namespace)
     does = "sees nothing of" if rights == "none" else f"is {rights} of"
-    typer.echo(render.plain(f"{role} {does} namespace {namespace} in {named(db)}."))
+    typer.echo(render.one_line(f"{role} {does} namespace {namespace} in {named(db)}."))
 
 
 def _outcome(done: Revocation, db: str, *, dry_run: bool) -> str:
@@ -331,7 +336,7 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     from hybridagi_steps.cli import render
 
     if as_json:
-        render.print_json([_json_data(each) for each in found])
+        print_json([_json_data(each) for each in found])
         return
     if not found:
         typer.echo("nothing was revoked.")
@@ -342,8 +347,10 @@ def _show(found: list[Revocation], *, as_json: bool) -> None:
     table.columns[0].min_width = max(len(each.id or "") for each in found)
     for each in found:
         undone = "" if each.undone_at is None else f"{each.undone_at:%Y-%m-%d %H:%M}"
-        conditions = ", ".join(f"{key}={value}" for key, value in each.where.items())
-        told = "\n".join(filter(None, (each.reason, conditions, each.id)))
+        conditions = render.one_line(
+            ", ".join(f"{key}={value}" for key, value in each.where.items())
+        )
+        told = "\n".join(filter(None, (each.reason, render.one_line(conditions), each.id)))
         counts = f"{each.matched:,} + {each.descended:,}"
         when = f"{each.created_at:%Y-%m-%d %H:%M}"
         table.add_row(*map(render.plain, (told, when, counts, f"{each.messages:,}", undone)))

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean: a memory to open, a filter to apply.
+"""Options that several commands share, and what they mean: a memory, a filter, JSON to print.
 
 A command that only reads refuses a file that is not there instead of creating an empty one.
 """
@@ -21,6 +21,7 @@ from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.records.agent_step import AgentStep
 
 DEFAULT_DB = "steps.db"
 
@@ -65,25 +66,37 @@ Background = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
-    """Open the memory in a file that is there, or on a server."""
+def print_json(value: object) -> None:
+    """Print a value as JSON, indented, as it is; what draws tables is not loaded for it."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write("\n")
+
+
+def step_data(step: AgentStep) -> dict[str, Any]:
+    """Return a step as JSON data, without its vector."""
+    return step.model_dump(mode="json", exclude={"vector"})
+
+
+def existing(db: str, namespace: str | None) -> AbstractContextManager[StepMemory]:
+    """Open a namespace that is there, in a file or on a server; None: any, for what is of all."""
     if "numpy" not in sys.modules:  # whose threads are started with it, and here have no work
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    check_file(db)
-    return opened(db, namespace)
+    return opened(db, check_there(db, namespace))
 
 
-def check_file(db: str) -> None:
-    """Refuse a file that is not there; whether a server has a memory only opening it tells."""
+def check_there(db: str, namespace: str | None) -> str:
+    """Refuse a file or a namespace that is not there; return the namespace."""
+    from hybridagi_steps.stores import known_namespace
     from hybridagi_steps.stores.address import is_server
-    from hybridagi_steps.stores.placement import placed
+    from hybridagi_steps.stores.placement import DEFAULT_NAMESPACE, placed
 
-    address, _ = placed(db)
+    address, name = placed(db, namespace or DEFAULT_NAMESPACE)
     if not is_server(address) and not Path(address).exists():
         raise typer.BadParameter(
             f"there is no memory file {address}; import something into it, or name another with "
             "--db."
         )
+    return known_namespace(address, None if namespace is None and address == db else name)
 
 
 def opened(

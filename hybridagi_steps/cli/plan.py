@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridagi_steps.cli.options import AsJson, opened
+from hybridagi_steps.cli.options import AsJson, opened, print_json
 
 if TYPE_CHECKING:
     from hybridagi_steps.planning.example_tasks import Task
@@ -76,6 +76,10 @@ _Durable = Annotated[
 _Key = Annotated[
     str | None, typer.Option("--key", help="Names the run; the same key goes on with it.")
 ]
+_Priority = Annotated[
+    int,
+    typer.Option("--priority", min=-1_000, max=1_000, help="In a queue; the smallest goes first."),
+]
 _Memory = Annotated[
     str | None,
     typer.Option(
@@ -105,6 +109,7 @@ def plan(
     rollback: _Rollback = False,
     durable: _Durable = None,
     key: _Key = None,
+    priority: _Priority = 0,
     db: _Memory = None,
     task: _Task = None,
     as_json: AsJson = False,
@@ -143,22 +148,20 @@ def plan(
             "durable": durable,
         }
         if dry_run:
-            typer.echo(render.plain(_planned(wanted, written, options)))
-            return
-        _end(_run(wanted, written, key, options, quiet=as_json), as_json=as_json)
+            return typer.echo(render.plain(_planned(wanted, written, options)))
+        named = {"plan": written, "key": key, "priority": priority}
+        return _end(_run(wanted, named, options, quiet=as_json), as_json=as_json)
 
 
-def _run(
-    wanted: str, written: str | None, key: str | None, options: dict[str, Any], *, quiet: bool
-) -> PlanResult:
+def _run(wanted: str, named: dict[str, Any], options: dict[str, Any], *, quiet: bool) -> PlanResult:
     from hybridagi_steps.cli import render
     from hybridagi_steps.cli.plan_tree import PlanTree
     from hybridagi_steps.planning.orchestrator import Orchestrator
 
     if quiet:
-        return Orchestrator(**options).run(wanted, plan=written, key=key)
+        return Orchestrator(**options).run(wanted, **named)
     with PlanTree(render.console(), wanted) as tree:
-        return Orchestrator(**options, on_event=tree).run(wanted, plan=written, key=key)
+        return Orchestrator(**options, on_event=tree).run(wanted, **named)
 
 
 def _planned(wanted: str, written: str | None, options: dict[str, Any]) -> str:
@@ -173,10 +176,8 @@ def _planned(wanted: str, written: str | None, options: dict[str, Any]) -> str:
 
 def _end(result: PlanResult, *, as_json: bool) -> None:
     """Say how it ended and what it cost; end with an exit code that tells whether it succeeded."""
-    from hybridagi_steps.cli import render
-
     if as_json:
-        render.print_json(result.to_dict())
+        print_json(result.to_dict())
     else:
         _print_outcome(result)
     if not result.success:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from hybridagi_steps.cli.options import step_data
 from hybridagi_steps.display import terminal
-from hybridagi_steps.display.terminal import plain, styled, table
+from hybridagi_steps.display.terminal import one_line, plain, styled, table
 
 if TYPE_CHECKING:
     from hybridagi_steps.durable.bulk_jobs import BulkJob
@@ -27,11 +27,10 @@ __all__ = [
     "console",
     "hits_table",
     "jobs_table",
+    "one_line",
     "plain",
-    "print_json",
     "progress",
     "run_tree",
-    "step_data",
     "step_page",
     "styled",
     "table",
@@ -75,11 +74,6 @@ def step_page(
     return Group(page, terminal.prompt_page(asked, whole=whole)) if asked else page
 
 
-def step_data(step: AgentStep) -> dict[str, Any]:
-    """Return a step as JSON data, without its vector."""
-    return step.model_dump(mode="json", exclude={"vector"})
-
-
 def jobs_table(jobs: Iterable[BulkJob]) -> Table:
     """Return bulk jobs as a table, with a bar each."""
     shown = table("job", "kind", "", "done", right=("done",))
@@ -87,7 +81,7 @@ def jobs_table(jobs: Iterable[BulkJob]) -> Table:
         bar = ProgressBar(max(job.total, 1), job.done, width=24)
         status = job.status if job.error is None else f"failed: {job.error}"
         done = f"{job.done:,} of {job.total:,}" if job.total else ""
-        shown.add_row(job.id, plain(job.kind), Group(plain(status), bar), done)
+        shown.add_row(job.id, one_line(job.kind), Group(plain(status), bar), done)
     return shown
 
 
@@ -103,12 +97,6 @@ def console() -> Console:
     """Return a console on standard output: as wide as the terminal, 120 columns in a pipe."""
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     return PipeConsole(highlight=False, markup=False, emoji=False, width=_asked_width() or width)
-
-
-def print_json(value: object) -> None:
-    """Print a value as JSON, indented, as it is."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
-    sys.stdout.write("\n")
 
 
 @contextmanager

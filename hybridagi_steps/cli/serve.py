@@ -27,7 +27,7 @@ from hybridagi_steps.cli.options import (
     MemoryBudget,
     Namespace,
     Redact,
-    check_file,
+    check_there,
     opened,
 )
 from hybridagi_steps.server.settings import CONCURRENCY, LOOPBACK_NAMES, ServerSettings
@@ -64,6 +64,13 @@ Otlp = Annotated[
         metavar="URL",
     ),
 ]
+MaxUserRuns = Annotated[
+    int | None, typer.Option("--max-user-runs", min=1, help="Most runs of a user at a time.")
+]
+RequestsPerMinute = Annotated[
+    int | None,
+    typer.Option("--requests-per-minute", min=1, max=1_000_000, help="Most requests of a user."),
+]
 MaxConcurrency = Annotated[
     int, typer.Option("--max-concurrency", min=1, help="Most searches and readings at a time.")
 ]
@@ -90,9 +97,8 @@ def serve(
         int, typer.Option("--max-streams", min=1, help="Most event streams at a time.")
     ] = 2000,
     max_runs: Annotated[int, typer.Option("--max-runs", min=1, help="Most runs at a time.")] = 64,
-    max_user_runs: Annotated[
-        int | None, typer.Option("--max-user-runs", min=1, help="Most runs of a user at a time.")
-    ] = None,
+    max_user_runs: MaxUserRuns = None,
+    requests_per_minute: RequestsPerMinute = None,
     max_concurrency: MaxConcurrency = CONCURRENCY,
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=0, help="Most of them that wait for their turn.")
@@ -117,6 +123,7 @@ def serve(
         max_streams=max_streams,
         max_runs=max_runs,
         max_user_runs=max_user_runs,
+        requests_per_minute=requests_per_minute,
         max_concurrency=max_concurrency,
         max_queue=max_queue,
         drain_seconds=drain,
@@ -138,7 +145,7 @@ def open_page(
 ) -> None:
     """Open the page of a memory in the browser; it is there until Ctrl-C."""
     _check_installed(*_NEEDED, what="The page", extra="server")
-    check_file(file)
+    check_there(file, namespace)
     from hybridagi_steps.server.settings import ServerSettings
 
     token = secrets.token_urlsafe(24)

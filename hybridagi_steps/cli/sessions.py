@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridagi_steps.cli.options import DEFAULT_DB, AsJson, Db, Namespace, existing
+from hybridagi_steps.cli.options import DEFAULT_DB, AsJson, Db, Namespace, existing, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def sessions(
     with existing(db, namespace) as memory:
         data, shown = _listed(memory, session_id, limit + 1, offset)
     if as_json:
-        render.print_json(data[:limit])
+        print_json(data[:limit])
     elif not data:
         typer.echo("no sessions." if session_id is None else "no messages.")
     else:
@@ -87,9 +87,9 @@ def fork(
     with existing(db, namespace) as memory:
         made = asyncio.run(memory.repository().fork(session_id, sequence, new_id))
     if as_json:
-        render.print_json({"new_session_id": made.session_id, "sequence": made.sequence})
+        print_json({"new_session_id": made.session_id, "sequence": made.sequence})
         return
-    typer.echo(render.plain(made.session_id))
+    typer.echo(render.one_line(made.session_id))
 
 
 def _messages(found: list[dict[str, Any]]) -> Table:

@@ -13,6 +13,8 @@ from hybridagi_steps.cli.options import (
     Db,
     Namespace,
     existing,
+    print_json,
+    step_data,
     with_filter,
 )
 
@@ -78,7 +80,6 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a step or a session's message with its kin, or a run as a tree."""
-    from hybridagi_steps.cli import render
     from hybridagi_steps.cli.finding import find, lineage
     from hybridagi_steps.server.views import prompt_for
 
@@ -86,24 +87,28 @@ def show(
         found = find(memory, step_id)
         if isinstance(found, list):
             if as_json:
-                render.print_json([render.step_data(step) for step in found])
-            else:
-                render.console().print(render.run_tree(found))
+                print_json([step_data(step) for step in found])
+                return
+            from hybridagi_steps.cli import render
+
+            render.console().print(render.run_tree(found))
             return
         parents, children = lineage(memory, found)
         calls = prompt_for(memory, str(found.step.id))
     if as_json:
         place = {} if found.place is None else {"kind": "message", **found.place._asdict()}
-        render.print_json(
+        print_json(
             {
-                "step": render.step_data(found.step),
-                "parents": [render.step_data(step) for step in parents],
-                "children": [render.step_data(step) for step in children],
+                "step": step_data(found.step),
+                "parents": [step_data(step) for step in parents],
+                "children": [step_data(step) for step in children],
                 "prompt": [call.model_dump(mode="json", exclude_none=True) for call in calls],
                 **place,
             }
         )
         return
+    from hybridagi_steps.cli import render
+
     page = render.step_page(found.step, parents, children, found.place, calls, whole=prompt)
     render.console().print(page)
 
@@ -120,18 +125,19 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first, without trials: what each was asked, how it ended, what it took."""
-    from hybridagi_steps.cli import render
-    from hybridagi_steps.display.terminal import runs_table
     from hybridagi_steps.server.views import run_costs
 
     with existing(db, namespace) as memory:
         found = memory.runs(limit=limit, offset=offset, scope=scope)
         told = [run._asdict() | run_costs(memory.run_steps(run.run_id)) for run in found]
     if as_json:
-        render.print_json(told)
+        print_json(told)
     elif not found:
         typer.echo("no runs.")
     else:
+        from hybridagi_steps.cli import render
+        from hybridagi_steps.display.terminal import runs_table
+
         render.console().print(runs_table(told))
         if found.next_offset is not None:
             typer.echo(f"{len(found):,} runs; --offset {found.next_offset} shows more.")
@@ -140,35 +146,35 @@ def runs(
 def _found(
     memory: StepMemory, text: str | None, like: str | None, k: int, options: dict[str, Any]
 ) -> list[StepHit]:
-    from hybridagi_steps.cli.finding import steps_like
-
     if options["mode"] != "lexical":
         _index_watched(memory)
     if like is not None:
+        from hybridagi_steps.cli.finding import steps_like
+
         return steps_like(memory, like, k, **options)
     return memory.search(text or "", k, **options)
 
 
 def _index_watched(memory: StepMemory) -> None:
     """Index with a progress bar what the search would otherwise be silent about for long."""
-    from hybridagi_steps.cli import render
-    from hybridagi_steps.errors import DiskFullError, ReadOnlyStorageError
-
     counts = memory.stats()
     if counts["pending_texts"] + counts["pending_vectors"] < _MANY:
         return
+    from hybridagi_steps.cli import render
+    from hybridagi_steps.errors import DiskFullError, ReadOnlyStorageError
+
     # Where nothing can be saved the search itself does without, and says so.
     with suppress(ReadOnlyStorageError, DiskFullError), render.progress("indexing") as watch:
         memory.flush(watch)
 
 
 def _print_hits(hits: list[StepHit], *, as_json: bool) -> None:
-    from hybridagi_steps.cli import render
-
     if as_json:
         left_out = {"step": {"vector"}, "context": {"__all__": {"vector"}}}
-        render.print_json([hit.model_dump(mode="json", exclude=left_out) for hit in hits])
+        print_json([hit.model_dump(mode="json", exclude=left_out) for hit in hits])
     elif hits:
+        from hybridagi_steps.cli import render
+
         render.console().print(render.hits_table(hits))
     else:
         typer.echo("no steps found.")

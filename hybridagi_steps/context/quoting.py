@@ -74,15 +74,21 @@ class Recalled:
         """Whether it is a part of this conversation that is not shown."""
         return isinstance(self.of, Unit)
 
-    def said(self, length: int | None = None, wanted: Collection[str] = ()) -> str:
-        """Return what it says, in at most so many characters."""
+    def said(self) -> str:
+        """Return what it says, uncut and inert."""
         if isinstance(self.of, AgentStep):
-            return recalled_text(self.of, length=length, wanted=wanted, dated=False)
-        if length is None:
-            return unit_text(self.of)
+            return inert(recalled_text(self.of, dated=False))
+        if self.of.quoted is None:
+            self.of.quoted = inert(unit_text(self.of))
+        return self.of.quoted
+
+    def excerpt(self, length: int, wanted: Collection[str]) -> str:
+        """Return what it says in at most so many characters, inert."""
+        if isinstance(self.of, AgentStep):
+            return inert(recalled_text(self.of, length=length, wanted=wanted, dated=False))
         if self.of.fragments is None:
             self.of.fragments = Fragments(unit_text(self.of))
-        return self.of.fragments.excerpt(length, wanted)
+        return inert(self.of.fragments.excerpt(length, wanted))
 
     def head(self) -> str:
         """Return the mark that begins a group of neighbours: their day, and whence they come."""
@@ -161,7 +167,7 @@ def _different(found: Iterable[Recalled], kept: Sequence[Recalled]) -> Iterator[
     texts: set[str] = set()
     held: set[tuple[object, int]] = set()
     for step in found:
-        step.whole = step.text = inert(step.said())
+        step.whole = step.text = step.said()
         if step.text in texts:
             continue
         texts.add(step.text)
@@ -201,7 +207,7 @@ def _fit(step: Recalled, room: int, wanted: Collection[str], count: Count) -> bo
     length = int(_SLACK * len(step.whole) * room / step.whole_tokens)
     least = max(_LEAST_TOKENS, min(_ALWAYS_WHOLE, step.whole_tokens // _MOST_CUT))
     while room >= least and length >= _LEAST_TOKENS:
-        step.text = inert(step.said(length, wanted))
+        step.text = step.excerpt(length, wanted)
         step.tokens = count(f"{step.mark}\n{step.text}\n")
         if step.tokens <= room:
             return True

@@ -47,7 +47,8 @@ def hits_table(hits: Sequence[Data]) -> Table:
     made.expand = True
     for rank, hit in enumerate(hits, start=1):
         view = hit_view(rank, hit)
-        shown_id = (f"  {view.step.id}", "dim")  # wrapped, not cut: the next command asks for it
+        # Wrapped, not cut: the next command asks for it.
+        shown_id = (f"  {one_line(view.step.id)}", "dim")
         body = [_headline(view.step, shown_id), *_below(view.step)]
         if hit.get("sequence") is not None:
             place = _place(hit["session_id"], hit["sequence"], shown_id)
@@ -70,7 +71,10 @@ def runs_table(runs: Sequence[Data]) -> Table:
     for run in runs:
         score, view = run["score"], run_view(run)
         made.add_row(
-            Group(_cut(styled((run["title"], ""))), styled((run["run_id"], "dim"))),
+            Group(
+                _cut(styled((one_line(run["title"]), ""))),
+                styled((one_line(run["run_id"]), "dim")),
+            ),
             plain(run["started_at"])[5:16].replace("T", " "),
             styled(
                 (run["status"], _STATUS_COLOURS.get(run["status"], "")),
@@ -98,11 +102,11 @@ def sessions_table(sessions: Sequence[Data]) -> Table:
     made.columns[1].no_wrap = made.columns[2].no_wrap = True
     for session in sessions:
         origin = session["forked_from"]
-        fork = f"  fork of {origin} at {session['forked_at']}" if origin else ""
+        fork = f"  fork of {one_line(origin)} at {session['forked_at']}" if origin else ""
         made.add_row(
             Group(
-                _cut(styled((session["title"] or session["first_message"], ""))),
-                styled((session["session_id"], "dim"), (fork, "dim")),
+                _cut(styled((one_line(session["title"] or session["first_message"]), ""))),
+                styled((one_line(session["session_id"]), "dim"), (fork, "dim")),
             ),
             plain(session["updated_at"])[5:16].replace("T", " "),
             session_holds(session),
@@ -127,7 +131,7 @@ def run_tree(steps: Sequence[Data]) -> RenderableType:
     runs = {step.get("run_id") for step in steps}
     run_id = runs.pop() if len(runs) == 1 else None
     more = f"  {count}" if run_id else ""
-    tree = Tree(styled((f"run {run_id}" if run_id else count, "bold"), (more, "dim")))
+    tree = Tree(styled((f"run {one_line(run_id)}" if run_id else count, "bold"), (more, "dim")))
     _grow(tree, tree_view(steps[:_MOST_IN_TREE]))
     if (hidden := len(steps) - _MOST_IN_TREE) > 0:
         tree.add(styled((f"… and {hidden:,} more; --json shows all", "dim")))
@@ -175,14 +179,14 @@ def prompt_page(calls: Sequence[Data], *, whole: bool = True) -> RenderableType:
 
 def _place(session_id: str | None, sequence: int, *more: tuple[object, str]) -> Text:
     """Say where a message stands; a narrow terminal wraps it, for all of it may be copied."""
-    return styled((f"message {sequence:,} of session {session_id}", "cyan"), *more)
+    return styled((f"message {sequence:,} of session {one_line(session_id)}", "cyan"), *more)
 
 
 def _kin(label: str, steps: Sequence[Data]) -> list[Text]:
     rows: list[Text] = []
     for step in steps[:_MOST_KIN]:
         view = step_view(step)
-        rows.append(_cut(styled((f"  {label} {view.id}  ", "dim"), *_short(view))))
+        rows.append(_cut(styled((f"  {label} {one_line(view.id)}  ", "dim"), *_short(view))))
     if (hidden := len(steps) - _MOST_KIN) > 0:
         rows.append(styled((f"  and {hidden:,} more", "dim")))
     return rows
@@ -249,6 +253,17 @@ def plain(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() or c in _KEPT_UNPRINTABLE else "\ufffd" for c in shown)
+
+
+def one_line(text: object) -> str:
+    """Return a name on one line: as Python writes it where it cannot be seen, so that none is lost.
+
+    An id is printed to be typed again; one with a line break must not seem to be two.
+    """
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -2,12 +2,9 @@
 
 Both queues (runs of sessions, steps of plans) stand on it: addresses and errors of databases, the
 stored form (JSON), start and end of DBOS, worker names, recovery. Knows nothing of runs or plans.
-A worker holds its name as long as it lives (worker_names.py), so a name that can be taken belongs
-to nobody living: what had begun under it is put back into the queue. Should its worker live after
-all, DBOS keeps only what the one says that took the work last.
+A worker holds its name as long as it lives (worker_names.py): what had begun under a name that can
+be taken is put back into the queue. DBOS keeps what the one says that took the work last.
 """
-
-# DBOS keeps one instance for each process; so does this module.
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -36,17 +34,18 @@ if TYPE_CHECKING or find_spec("dbos"):
     from sqlalchemy import URL, create_engine, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 
-    from hybridagi_steps.stores.postgres.work_tables import isolate, schema_of_queue
+    from hybridagi_steps.stores.postgres import work_tables
 else:  # said when a queue is opened, not when this module is loaded
     DBOS, Serializer = None, object
 
 APPLICATION = "hybridagi-steps"
-_SQLITE = "sqlite:///"
+_SQLITE, _PSYCOPG = "sqlite:///", "postgresql+psycopg"
 _LOCK = 0x48535253
 _DRIVER = re.compile(r"\+\w+(?=://)")
 """What SQLAlchemy's addresses say beside the kind of server."""
 
 _log = logging.getLogger("hybridagi_steps")
+_NOTHING = logging.Filter("no logger has this name")
 
 
 class Worker(Protocol):
@@ -147,7 +146,7 @@ class QueueDatabase(NamedTuple):
     def opening(self) -> Generator[None]:
         """Translate what goes wrong inside the block; DBOS would also log it with a traceback."""
         log = logging.getLogger("dbos")
-        log.addFilter(_nothing)
+        log.addFilter(_NOTHING)
         try:
             yield
         except OSError as error:
@@ -156,7 +155,7 @@ class QueueDatabase(NamedTuple):
             cause = str(getattr(error, "orig", None) or error).rstrip(".?")
             raise self.unusable(cause) from error
         finally:
-            log.removeFilter(_nothing)
+            log.removeFilter(_NOTHING)
 
     def unusable(self, cause: str) -> StorageError:
         """Return the error of a database that cannot be used."""
@@ -166,7 +165,7 @@ class QueueDatabase(NamedTuple):
 
     def schema(self, queue: str) -> str:
         """Return the schema that holds a queue; an SQLite file has but one."""
-        return schema_of_queue(self.address, queue) if self.file is None else "dbos"
+        return work_tables.schema_of_queue(self.address, queue) if self.file is None else "dbos"
 
     def client(self, queue: str) -> Any:
         """Return a client of a queue; file or schema are created where there are none."""
@@ -176,14 +175,17 @@ class QueueDatabase(NamedTuple):
             schema = self.schema(queue)
             DBOS.migrate(self.url, schema=schema)
             if self.file is None:
-                isolate(self.address)
-            return DBOSClient(
+                work_tables.isolate(self.address)
+            client = DBOSClient(
                 system_database_url=self.url,
                 dbos_system_schema=schema,
                 serializer=JsonSerializer(),
                 application_name=APPLICATION,
                 retry_connection_errors=False,  # without end, and to be cancelled by nobody
             )
+            if self.file is None:
+                work_tables.limit_all(client._sys_db.engine)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            return client
 
 
 class QueueTables:
@@ -196,11 +198,11 @@ class QueueTables:
 
     def __init__(self, database: QueueDatabase, queue: str) -> None:
         self._database, schema = database, database.schema(queue)
-        url = make_url(database.url)
         self._is_server = database.file is None  # else there is one writer, and one schema
+        url = make_url(database.url)
+        self._sql = create_engine(url.set(drivername=_PSYCOPG) if self._is_server else url)
         if self._is_server:
-            url = url.set(drivername="postgresql+psycopg")
-        self._sql = create_engine(url)
+            work_tables.limit_all(self._sql)
         self._status = f'"{schema}".workflow_status' if self._is_server else "workflow_status"
 
     def ask(self, statement: str, *, lock: bool = False, **values: Any) -> list[Any]:
@@ -249,13 +251,14 @@ class Engine:
 
     Args:
         database: Where the queue is kept.
-        queue: Its name.
+        queue: Its name, which ends with its namespace where it has one.
         version: Work is taken up only by code that reads this form of it.
         prefix: What names of workers begin with.
     """
 
     def __init__(self, database: QueueDatabase, queue: str, version: str, prefix: str) -> None:
         self.database, self.queue, self.version = database, queue, version
+        self._namespace = queue.partition(":")[2]
         self._prefix = prefix
         self._stopping = threading.Event()
         self._watch = threading.Thread(target=self._recover, daemon=True, name=f"{prefix}recovery")
@@ -298,8 +301,8 @@ class Engine:
                     queue, worker_concurrency=most, polling_interval_sec=poll_seconds
                 )
             client.destroy()
-            file = self.database.file
-            self._names = LeasedNames(self.database.address) if file is None else FileNames(file)
+            address, file = self.database.address, self.database.file
+            self._names = FileNames(file) if file else LeasedNames(address, self._namespace)
             undo = stack.enter_context(ExitStack())
             undo.callback(self._names.close)
             self._take_name(worker_id)
@@ -327,14 +330,16 @@ class Engine:
     def _take_name(self, worker_id: str | None) -> None:
         if worker_id is None:
             self.name = self._names.first_free(self._prefix)
-        elif self._names.take(worker_id):
-            self.name = worker_id
-        else:
+            return
+        # Of another namespace one may be called so, too: DBOS knows workers by their name alone.
+        self.name = f"{worker_id}@{self._namespace}" if self._namespace else worker_id
+        if not self._names.take(self.name):
             raise InvalidSettingError(
                 f"a running process is the worker {worker_id!r}; give another worker_id, or none."
             )
 
     def _config(self, poll_seconds: float) -> Any:
+        connect = partial(work_tables.limited, self.database.address)
         return {
             "name": APPLICATION,
             "system_database_url": self.database.url,
@@ -346,6 +351,7 @@ class Engine:
             "log_level": "ERROR",
             "enable_otlp": False,
             "notification_listener_polling_interval_sec": poll_seconds,
+            "db_engine_kwargs": {} if self.database.file else {"creator": connect},
         }
 
     def _recover(self) -> None:
@@ -366,7 +372,9 @@ class Engine:
         begun = DBOS.list_workflows(
             status="PENDING", app_version=self.version, load_input=False, load_output=False
         )
-        for name in {status.executor_id for status in begun} - {self.name}:
+        # Names are held within a namespace: of another one nobody here can tell who lives.
+        own = [s.executor_id for s in begun if _queue_of(s).partition(":")[2] == self._namespace]
+        for name in {*own} - {self.name}:
             if name is not None and self._names.take(name):
                 try:
                     DBOS._recover_pending_workflows([name])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -387,5 +395,6 @@ def only_engine(worker: Worker | None = None) -> Generator[None]:
         _process.running.release()
 
 
-def _nothing(record: logging.LogRecord) -> bool:  # noqa: ARG001 - none is let through
-    return False
+def _queue_of(status: Any) -> str:
+    """Return the queue of a piece of work; what was not handed out says it itself."""
+    return dict[str, Any](status.attributes or {}).get("queue") or status.queue_name or ""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -22,14 +22,15 @@ import anyio
 
 from hybridagi_steps.durable.engine import DBOS, Engine, QueueDatabase, Worker, workflow
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError
+from hybridagi_steps.outside_files import PLANS, prefix_of_plans, queue_of_plans
 from hybridagi_steps.stores.address import shown_address
+from hybridagi_steps.validation import MOST_PRIORITY
 
 try:
-    from dbos import SetWorkflowID, WorkflowHandleAsync
+    from dbos import SetEnqueueOptions, SetWorkflowAttributes, SetWorkflowID, WorkflowHandleAsync
 except ImportError as error:
     raise MissingExtraError("Running plans from a durable queue", "durable") from error
 
-QUEUE = "plan-steps"
 FORMAT_VERSION = "plan-steps-2"
 """Work is taken up again only by code that reads this form of it."""
 _ADVICE = "Name a new file in a directory that can be written, or a database of such a queue."
@@ -41,6 +42,11 @@ class PlanWorker(Worker, Protocol):
     @property
     def at_once(self) -> int:
         """Most steps at a time."""
+        ...
+
+    @property
+    def namespace(self) -> str:
+        """The memory's."""
         ...
 
     def note_queue(self, address: str, /) -> None:
@@ -74,6 +80,8 @@ class DurableQueue:
         worker_id: Names this worker, which no other running one may be called; by default a number.
         poll_seconds: How often the queue is looked at.
         serves: Whether this process does work; otherwise it only hands it out and waits.
+        namespace: Whose it is in PostgreSQL, where a role sees what is of its own; by default that
+            of the orchestrator's memory. A file is one queue.
     """
 
     _opened: ClassVar[DurableQueue | None] = None
@@ -86,6 +94,7 @@ class DurableQueue:
         worker_id: str | None = None,
         poll_seconds: float = 0.1,
         serves: bool = True,
+        namespace: str | None = None,
     ) -> None:
         if not isinstance(database, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidSettingError(
@@ -94,6 +103,7 @@ class DurableQueue:
             )
         self.database = QueueDatabase.of(database, "a durable queue", _ADVICE)
         self.worker_id, self.poll_seconds, self.serves = worker_id, poll_seconds, serves
+        self._namespace, self._queue, self._prefix = namespace, PLANS, ""
         self._engine: Engine | None = None
 
     def serve(self, orchestrator: HasPlanWorker, stop: threading.Event | None = None) -> None:
@@ -134,19 +144,27 @@ class DurableQueue:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def do(self, key: str, work: str) -> str:
-        """Have work done, by this process or another; not again if it was done before."""
-        status = await DBOS.get_workflow_status_async(key)
+    async def do(self, key: str, work: str, priority: int = 0) -> str:
+        """Have work done, by this process or another; not again if it was done before.
+
+        Args:
+            key: Names the work.
+            work: What a worker takes.
+            priority: The smallest of what waits goes first, then the oldest.
+        """
+        work_id = self._prefix + key
+        status = await DBOS.get_workflow_status_async(work_id)
         if status is not None and status.status == "CANCELLED":
-            handle = await DBOS.resume_workflow_async(key, queue_name=QUEUE)
+            handle = await DBOS.resume_workflow_async(work_id, queue_name=self._queue)
         else:
-            with SetWorkflowID(key):
-                handle = await DBOS.enqueue_workflow_async(QUEUE, _plan_step, work)
+            own = MOST_PRIORITY + priority + 1  # DBOS's count from 1
+            with self._named(work_id), SetEnqueueOptions(priority=own):
+                handle = await DBOS.enqueue_workflow_async(self._queue, _plan_step, work)
         try:
             return str(await handle.get_result(polling_interval_sec=self.poll_seconds))
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                await DBOS.cancel_workflow_async(key)
+                await DBOS.cancel_workflow_async(work_id)
             raise
 
     async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
@@ -155,25 +173,35 @@ class DurableQueue:
         if known is not None:
             return known
         text = await make()
-        with SetWorkflowID(key):
+        with self._named(self._prefix + key):
             handle = await DBOS.start_workflow_async(_plan_note, text)
         return str(await handle.get_result(polling_interval_sec=self.poll_seconds))
 
     async def known(self, key: str) -> str | None:
         """Return what was remembered under a key."""
-        if await DBOS.get_workflow_status_async(key) is None:
+        note_id = self._prefix + key
+        if await DBOS.get_workflow_status_async(note_id) is None:
             return None
-        handle: WorkflowHandleAsync[str] = await DBOS.retrieve_workflow_async(key)
+        handle: WorkflowHandleAsync[str] = await DBOS.retrieve_workflow_async(note_id)
         return str(await handle.get_result(polling_interval_sec=self.poll_seconds))
+
+    @contextmanager
+    def _named(self, work_id: str) -> Generator[None]:
+        """Start something that says whose it is, also where DBOS takes it out of its queue."""
+        with SetWorkflowID(work_id), SetWorkflowAttributes({"queue": self._queue}):
+            yield
 
     def _started(self, worker: PlanWorker) -> Engine:
         file = self.database.file
         if file is not None and _is_foreign(file):
             raise self.database.unusable("it is a database of something else")
-        engine = Engine(self.database, QUEUE, FORMAT_VERSION, "plan-worker-")
+        if self.database.schema(PLANS) != "dbos":  # a file's, and one of an earlier version's
+            namespace = self._namespace or worker.namespace
+            self._queue, self._prefix = queue_of_plans(namespace), prefix_of_plans(namespace)
+        engine = Engine(self.database, self._queue, FORMAT_VERSION, "plan-worker-")
         engine.start(
             worker,
-            at_once={QUEUE: worker.at_once},
+            at_once={self._queue: worker.at_once},
             poll_seconds=self.poll_seconds,
             serves=self.serves,
             worker_id=self.worker_id,

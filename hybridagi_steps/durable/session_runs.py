@@ -236,7 +236,6 @@ class DurableRunner:
         """
         if (await self._standing(run_id)).ending is not None:
             return False
-        # DBOS takes what is cancelled out of its queue; a purge must still know whose it is.
         said = {CANCEL: True, "queue": self._scheduler.waiting}
         await self._ask(partial(self._client.update_workflow_attributes, run_id, said))
         [status] = await self._ask(partial(self._client.list_workflows, workflow_ids=[run_id]))
@@ -308,6 +307,9 @@ class DurableRunner:
             "app_version": FORMAT_VERSION,  # plans, of another form, may stand in the same database
             # The queue's own order is that of the clock, which SQLite has in whole seconds.
             "priority": self._scheduler.priority(priority, order.session_id),
+            # DBOS takes what is given up, or cancelled, out of its queue; a purge must still know
+            # whose it is, and roles of other namespaces must not see it.
+            "attributes": {"queue": self._scheduler.waiting},
         }
         if order.user_id is not None:
             options["authenticated_user"] = order.user_id

@@ -47,7 +47,7 @@ from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.streaming import shown_error
-from hybridagi_steps.validation import whole_number
+from hybridagi_steps.validation import MOST_PRIORITY, checked_priority
 
 WORKFLOW, CANCEL = "hybridagi_steps.session_run", "cancel"
 FORMAT_VERSION = "1"
@@ -61,7 +61,6 @@ _QUIET_SECONDS = 5.0
 """After which a worker that writes to the same turn is believed to have stopped."""
 _PAGE = 512
 """Messages of a run that are read at once."""
-MOST_PRIORITY = 1_000
 _CLASS = 1 << 20
 """DBOS's priority of a run is ours, counted from 0, times this, and its place in its session."""
 
@@ -131,10 +130,9 @@ class RunScheduler:
         Raises:
             InvalidSettingError: No number from -1,000 to 1,000.
         """
-        if whole_number("priority", priority, -MOST_PRIORITY) > MOST_PRIORITY:
-            raise InvalidSettingError(f"priority is at most {MOST_PRIORITY:,}, not {priority:,}.")
+        own = MOST_PRIORITY + checked_priority(priority)
         [[last]] = self._tables.ask(_LAST, **self._names, session=session_id)
-        return (MOST_PRIORITY + priority) * _CLASS + (last or 0) + 1
+        return own * _CLASS + (last or 0) + 1
 
     def release(self, worker: str, at_once: int, per_user: int | None) -> None:
         """Make as many runs ready as a worker may soon take.

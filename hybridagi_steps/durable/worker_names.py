@@ -96,10 +96,10 @@ class LeasedNames:
 
     look_seconds = 1.0
 
-    def __init__(self, conninfo: str) -> None:
+    def __init__(self, conninfo: str, namespace: str) -> None:
         from hybridagi_steps.stores.postgres.presence import Presence
 
-        self._presence = Presence(conninfo)
+        self._presence = Presence(conninfo, namespace)
         self.take, self.release = self._presence.take, self._presence.release
         self.first_free, self.close = self._presence.new_name, self._presence.close
 

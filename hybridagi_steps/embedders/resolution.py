@@ -136,6 +136,7 @@ class EmbedderBinding:
         self._store = store
         self._known: Embedder | None = None
         self._bound = False
+        self._epoch: int | None = None  # in which it was found to be the store's
 
     def known(self) -> Embedder:
         """Return the embedder, checked against the one the store was built with."""
@@ -163,12 +164,20 @@ class EmbedderBinding:
         self._bound = True
         return embedder
 
-    def usable(self) -> Embedder:
-        """Return the embedder as `bound` does, also when the store cannot be told of it now."""
+    def usable(self, epoch: int | None = None) -> Embedder:
+        """Return the embedder as `bound` does, also when the store cannot be told of it now.
+
+        Args:
+            epoch: The store's; while it is the same the store is not asked again.
+        """
+        if epoch is not None and epoch == self._epoch:
+            return self.known()
         try:
-            return self.bound()
+            embedder = self.bound()
         except (StorageBusyError, ReadOnlyStorageError, DiskFullError):
             return self.known()
+        self._epoch = epoch
+        return embedder
 
     def bind_early(self) -> None:
         """Have the store remember an embedder that was named, before anything is embedded.
@@ -189,4 +198,4 @@ class EmbedderBinding:
         """Bind another embedder for good; the store drops the embeddings of the old one."""
         fresh = resolve_embedder(embedder)
         self._store.set_embedder(fresh.model_id, fresh.dimension)
-        self.asked, self._known, self._bound = embedder, fresh, True
+        self.asked, self._known, self._bound, self._epoch = embedder, fresh, True, None

@@ -27,6 +27,7 @@
     │   │   ├── MissingGrantError              a database's role lacks a grant for it
     │   │   └── MovedNamespaceError            the namespace is at another address by now
     │   ├── DiskFullError                      no space left
+    │   ├── ConnectionLostError                a server's answer was lost: stored or not
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
     ├── PlacementError (ValueError)            a placement of namespaces, with its line
     ├── CopyError (ValueError)                 a copy over something else, or of nothing
@@ -62,6 +63,7 @@
     ├── WorkspaceError (OSError)               a path outside the workspace, or no such file
     │   └── CommandNotAllowedError             a command that the workspace does not allow
     ├── LimitReachedError (RuntimeError)       steps, time, tokens or money ran out
+    │   └── RateLimitedError                   a user asks a server more often than it allows
     ├── RunFailedError (RuntimeError)          a run of a session ended without completing
     └── MissingExtraError (ImportError)        an optional dependency is not installed
 
@@ -261,6 +263,13 @@ class DiskFullError(StorageError):
     """No space is left on the device."""
 
 
+class ConnectionLostError(StorageError):
+    """The server ended the connection in the middle of a call: a write is stored, or it is not.
+
+    The same commit with its idempotency key, or the same step with its id, is stored once.
+    """
+
+
 class StorageBusyError(StorageError, TimeoutError):
     """Another writer held the store for longer than the timeout."""
 
@@ -439,6 +448,18 @@ class LimitReachedError(StepsError, RuntimeError):
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class RateLimitedError(LimitReachedError):
+    """A user asks more often than `serve --requests-per-minute` allows."""
+
+    def __init__(self, per_minute: int, retry_after_seconds: int) -> None:
+        super().__init__(
+            f"this user may ask {per_minute:,} times a minute; try again in "
+            f"{retry_after_seconds} s.",
+            limit="requests_per_minute",
+        )
+        self.retry_after_seconds = retry_after_seconds
 
 
 class RunFailedError(StepsError, RuntimeError):

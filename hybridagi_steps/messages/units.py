@@ -65,6 +65,8 @@ class Unit:
     """Tokens of each message, behind the id of the counter that said so; None until counted."""
     fragments: Fragments | None = None
     """What it says in fragments, once it was quoted in part."""
+    quoted: str | None = None
+    """What it says as it is quoted whole, once it was found."""
 
     def __post_init__(self) -> None:
         metadata = self.messages[0].metadata

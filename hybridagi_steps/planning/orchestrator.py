@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
@@ -37,6 +38,7 @@ from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.token_counters import CounterChoice
+from hybridagi_steps.validation import checked_priority
 from hybridagi_steps.workspace.tools import workspace_tools
 from hybridagi_steps.workspace.workspace import Workspace
 
@@ -146,6 +148,7 @@ class Orchestrator:
         *,
         plan: Plan | str | None = None,
         key: str | None = None,
+        priority: int = 0,
     ) -> PlanResult:
         """Run a plan to its end.
 
@@ -154,6 +157,8 @@ class Orchestrator:
             plan: The plan, or its text.
             key: Names the run. With a durable queue, the same key goes on with a run that was cut
                 short, and repeats no step that had finished.
+            priority: Of the steps that wait in a durable queue, those of the plan with the smallest
+                go first, then the oldest; from -1,000 to 1,000.
 
         Returns:
             What became of every step; a failed step is no exception.
@@ -162,9 +167,10 @@ class Orchestrator:
             PlanParseError: The plan's text cannot be read.
             InvalidPlanError: The plan cannot be run; names every problem. Nothing was run.
             InvalidSettingError: Neither a requirement nor a plan was given, one is of another type,
-                or the key belongs to another run.
+                the key belongs to another run, or there is no such priority.
         """
-        return run_blocking(lambda: self.arun(requirements, plan=plan, key=key))
+        run = partial(self.arun, requirements, plan=plan, key=key, priority=priority)
+        return run_blocking(run)
 
     async def arun(
         self,
@@ -172,10 +178,12 @@ class Orchestrator:
         *,
         plan: Plan | str | None = None,
         key: str | None = None,
+        priority: int = 0,
         on_event: Listener | None = None,
     ) -> PlanResult:
         """Run a plan to its end; see `run`. `on_event` is given the events of this run alone."""
         _check_given(requirements, plan, key)
+        checked_priority(priority)
         parsed = Plan.parse(plan, check=False) if isinstance(plan, str) else plan
         own = (parsed.description or parsed.name) if parsed is not None else ""
         requirement = (requirements or own).strip()
@@ -190,7 +198,7 @@ class Orchestrator:
         if settings.progress:
             told.append(ProgressBar())
         events = EventLine(name, settings.session_id, told)
-        resuming = Resuming(name, settings, self.durable)
+        resuming = Resuming(name, settings, self.durable, priority)
         run = PlanRun(settings, resuming, events, requirement, parsed)
         entry = (run, asyncio.get_running_loop())
         if self._running.setdefault(name, entry) is not entry:
@@ -263,12 +271,12 @@ class Orchestrator:
         *,
         plan: Plan | str | None = None,
         key: str | None = None,
+        priority: int = 0,
     ) -> AsyncIterator[StepEvent]:
         """Run a plan and yield what happens; leaving the loop early cancels the run."""
         events: asyncio.Queue[StepEvent | None] = asyncio.Queue()
-        work = asyncio.ensure_future(
-            self.arun(requirements, plan=plan, key=key, on_event=events.put_nowait)
-        )
+        run = partial(self.arun, requirements, plan=plan, key=key, priority=priority)
+        work = asyncio.ensure_future(run(on_event=events.put_nowait))
         work.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:

@@ -43,10 +43,13 @@ class Resuming:
         key: Names the run within all runs.
         settings: Of the orchestrator.
         queue: Where work is handed out, and what is remembered is kept.
+        priority: Of its work in the queue.
     """
 
-    def __init__(self, key: str, settings: Settings, queue: DurableQueue | None) -> None:
-        self.key, self.round = key, 0
+    def __init__(
+        self, key: str, settings: Settings, queue: DurableQueue | None, priority: int = 0
+    ) -> None:
+        self.key, self.round, self._priority = key, 0, priority
         self._worker, self._queue, self._settings = StepWorker(settings), queue, settings
         self._before: dict[str, int] = {}
         self._succeeded: dict[str, int] = {}
@@ -60,7 +63,7 @@ class Resuming:
             workspace = self._settings.workspace
             return {} if workspace is None else workspace.handed_on(work.run_id, names)
 
-        text = await queue.do(work.key, work.model_dump_json())
+        text = await queue.do(work.key, work.model_dump_json(), self._priority)
         return await run_sync(read_outcome, text, find)
 
     async def remember(self, name: str, make: Callable[[], Awaitable[str]]) -> str:
@@ -131,6 +134,7 @@ class QueueWorker:
     def __init__(self, settings: Settings) -> None:
         self._worker, self._settings = StepWorker(settings), settings
         self.at_once = settings.max_parallel
+        self.namespace = str(getattr(settings.memory, "namespace", "default"))
 
     def note_queue(self, address: str) -> None:
         """Let the memory know where to erase."""

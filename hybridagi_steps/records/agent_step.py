@@ -17,6 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.json_values import is_json, json_value, with_repairs
 from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, new_id, utc_now
 
@@ -65,7 +66,7 @@ class AgentStep(BaseModel):
     """
 
     model_config = ConfigDict(
-        use_attribute_docstrings=True, extra="allow", ser_json_inf_nan="constants"
+        json_schema_extra=describe_fields, extra="allow", ser_json_inf_nan="constants"
     )
 
     id: _Id = Field(default_factory=new_id)

@@ -15,6 +15,7 @@ from typing import Any, cast
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import Step, utc_now
 
@@ -40,7 +41,7 @@ class StepEventType(StrEnum):
 class StepDelta(BaseModel):
     """What was added to a step since the last event."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(json_schema_extra=describe_fields)
 
     content: str | None = None
     """Text to append to the step's content."""
@@ -53,7 +54,7 @@ class StepDelta(BaseModel):
 class StepEvent(BaseModel):
     """One thing that happened in a run."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(json_schema_extra=describe_fields)
 
     type: StepEventType
     """What happened."""

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from hybridagi_steps.errors import InvalidFilterError
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.agent_step import (
     AgentStep,
     AgentStepType,
@@ -268,7 +269,7 @@ def _invalid(error: ValidationError) -> InvalidFilterError:
 class StepHit(BaseModel):
     """One step that a search found, and why."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(json_schema_extra=describe_fields)
 
     step: AgentStep
     """The step."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from typing import TypeVar
 
 from hybridagi_steps.records.filters import StepHit
@@ -27,6 +26,8 @@ class Lines(list[T]):
 
     def _repr_html_(self) -> str:
         """Show the lines in a notebook."""
+        from html import escape
+
         return f"<pre>{escape(str(self))}</pre>"
 
 

@@ -16,6 +16,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybridagi_steps.lazy import describe_fields
+
 
 def utc_now() -> datetime:
     """Return the current time, timezone-aware, in UTC."""
@@ -60,7 +62,7 @@ class MessageRole(StrEnum):
 class StepMetrics(BaseModel):
     """What one step cost. Every figure is optional: None means not measured, never zero."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(json_schema_extra=describe_fields, protected_namespaces=())
 
     duration_ms: float | None = None
     """Wall time of the step, milliseconds."""
@@ -93,7 +95,7 @@ class StepMetrics(BaseModel):
 class Step(BaseModel):
     """One message of a session: role, content, tool calls, and who and what it belongs to."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(json_schema_extra=describe_fields)
 
     id: str = Field(default_factory=lambda: str(new_id()))
     """Unique identifier."""

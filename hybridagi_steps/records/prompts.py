@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybridagi_steps.lazy import describe_fields
+
 SETTINGS = frozenset(
     """temperature top_p top_k min_p max_tokens max_completion_tokens max_output_tokens n stop seed
     logprobs top_logprobs frequency_penalty presence_penalty logit_bias response_format tool_choice
@@ -21,7 +23,7 @@ class LMCall(BaseModel):
     Pictures, sounds and files stand as a few words.
     """
 
-    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(json_schema_extra=describe_fields, frozen=True)
 
     lm: str | None = None
     """The model's name, as DSPy names it."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.message import StepMetrics
 
 How = Literal["sequential", "parallel"]
@@ -24,7 +25,7 @@ _NO_SUMS = {"first_token_latency_ms", "model_names"}
 class RunMetrics(BaseModel):
     """What a run cost. Every figure but `steps` is optional: None means not measured."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(json_schema_extra=describe_fields, protected_namespaces=())
 
     steps: int = 0
     """How many steps the figures come from."""

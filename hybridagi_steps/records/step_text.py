@@ -18,7 +18,7 @@ import hashlib
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -46,7 +46,6 @@ _WORDS = re.sub(rb"[^A-Za-z0-9]", b" ", _ASCII).ljust(256)
 _LOWER_WORDS = _WORDS.lower()
 _LETTERS = re.sub(rb"[a-z]", b"a", re.sub(rb"[A-Z]", b"A", _WORDS))
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_IDEOGRAPH = re.compile(f"[{_CJK}]")
 _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])[^\W_])+")
 _LONGEST_WORD = 64
 _MONTHS = (
@@ -175,7 +174,7 @@ def written_words(text: str) -> dict[str, str]:
     """Return the stems of the words in `text`, each with the first word of it as it is written."""
     found: dict[str, str] = {}
     for word in _written(text, lower=False):
-        for stem in tokens(word):
+        for stem in stems((word.lower(),)) if word.isascii() else tokens(word):
             found.setdefault(stem, word)
     return found
 
@@ -192,26 +191,13 @@ def holds_word(text: str, word: str) -> bool:
 
 def stems_held(text: str, stems: Collection[str]) -> set[str]:
     """Return those of `stems` that `tokens(text)` has; sooner, since it stems few words."""
-    plain = _normal(text)
-    lower = plain.lower()
+    lower = _normal(text).lower()
     # A word begins with its stem, whose last letter alone may be another: "happi" of "happy".
-    begin = {stem[: max(1, len(stem) - 1)] for stem in stems if stem[:-1] in lower}
+    begin = tuple({stem[: max(1, len(stem) - 1)] for stem in stems if stem[:-1] in lower})
     if not begin:
         return set()
-    words = {
-        word for start in begin for word in _words_from(_CAMEL.sub(r" \g<0>", plain).lower(), start)
-    }
+    words = {word for word in lower_words(text) if word.startswith(begin)}
     return {*map(_stems.__getitem__, words)} & set(stems)
-
-
-def _words_from(text: str, begin: str) -> Iterator[str]:
-    """Yield the words of a text that begin so."""
-    at = text.find(begin)
-    while at >= 0:
-        before = text[at - 1 : at]
-        if not before.isalnum() or _IDEOGRAPH.match(before) or _IDEOGRAPH.match(text, at):
-            yield cast("re.Match[str]", _WORD.match(text, at)).group()
-        at = text.find(begin, at + 1)
 
 
 def text_hash(text: str) -> int:

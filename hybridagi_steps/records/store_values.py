@@ -160,6 +160,11 @@ class Position(NamedTuple):
     """How often branches began or ceased to be read, steps were revoked, reinstated or scored: what
     is hidden, and what is well scored, may be others since."""
 
+    def may_be_past_of(self, now: Position) -> bool:
+        """Tell whether a store that is at `now` may have been here."""
+        ahead = any(old > new for old, new in zip(self[1:], now[1:], strict=True))
+        return now.epoch == self.epoch and not ahead
+
 
 class Unsettled(NamedTuple):
     """Where writers side by side have not all committed: rows may appear below the newest."""
@@ -208,7 +213,7 @@ class Hidden(NamedTuple):
 
     def under(self, scope: str | None) -> Rows:
         """Return the rows that a scope leaves out."""
-        if scope is None:
+        if scope is None and len(self.abandoned):
             return distinct(np.concatenate([self.abandoned, self.revoked]))
         return self.revoked[:0] if scope in (EVERY_SCOPE, REVOKED) else self.revoked
 

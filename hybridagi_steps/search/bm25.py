@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search.forward_index import (
     K1,
     B,
     Counts,
     ForwardIndex,
+    FoundTerms,
     Slots,
     TermSlots,
     Words,
     changing,
-    slot_counts,
 )
 from hybridagi_steps.search.index_cache import CacheFile
 from hybridagi_steps.search.posting_blocks import (
@@ -83,10 +82,10 @@ class Statistics(NamedTuple):
     frequencies: dict[str, int]
     """Number of documents that hold each query term."""
 
-    def weight(self, term: str) -> float:
-        """Return the inverse document frequency of a term; never negative."""
-        holding = min(self.frequencies.get(term, 0), self.documents)
-        return float(inverse_frequency(self.documents, np.array(holding)))
+    def weights(self, terms: Sequence[str]) -> npt.NDArray[np.float64]:
+        """Return the inverse document frequency of each term; never negative."""
+        holding = [min(self.frequencies.get(term, 0), self.documents) for term in terms]
+        return inverse_frequency(self.documents, np.array(holding))
 
     def group_weights(self, terms: Sequence[str], size: float) -> npt.NDArray[np.float64]:
         """Return about the weights of terms in groups of so many documents, each one text.
@@ -103,33 +102,11 @@ def inverse_frequency(documents: int, holding: npt.NDArray[Any]) -> npt.NDArray[
     return np.log1p((documents - holding + 0.5) / (holding + 0.5))
 
 
-class ReadWords:
-    """The words of documents, and what of some terms is among them.
+class ReadWords(NamedTuple):
+    """The words of documents, and where some terms stand among them."""
 
-    Args:
-        words: All words, further ones too.
-        in_window: Which are no further ones.
-        slots: Which of the terms each of these words is.
-        width: How many terms there are.
-    """
-
-    def __init__(self, words: Words, in_window: _Flags, slots: Slots, width: int) -> None:
-        self._words, self._in_window, self._slots = words, in_window, slots
-        (found,) = (slots >= 0).nonzero()
-        inside = found[in_window[found]]
-        anywhere = slot_counts(words, slots, found, width)
-        self.counts = np.where(anywhere > 0, slot_counts(words, slots, inside, width), -1.0)
-        """How often documents have each term; 0: among their further words alone, -1: nowhere."""
-
-    @cached_property
-    def window(self) -> Words:
-        """All but the further words."""
-        return self._words.among(self._in_window)
-
-    @cached_property
-    def slots(self) -> Slots:
-        """Which of the terms each word of the window is."""
-        return self._slots[self._in_window]
+    words: Words
+    found: FoundTerms
 
 
 class LexicalIndex:
@@ -216,7 +193,7 @@ class LexicalIndex:
         self._documents -= len(positions)
         self._words -= int(self._lengths[positions].sum(dtype=np.float64))
         for start in range(0, len(positions), _AT_ONCE):
-            words, _ = self.forward.all_words(positions[start : start + _AT_ONCE])
+            words = self.forward.read(positions[start : start + _AT_ONCE])
             held = np.unique((words.document << 32) | words.ids) & 0xFFFFFFFF
             np.subtract.at(self._holding, held, 1)
         return len(positions)
@@ -240,19 +217,21 @@ class LexicalIndex:
         """
         distinct = list(dict.fromkeys(terms))
         known = statistics or self.statistics(distinct)
-        weights = np.array([known.weight(term) for term in distinct])
+        weights = known.weights(distinct)
         return Match(self, self.numbers(distinct), weights, known.average_length or 1.0)
 
     def read(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> ReadWords:
         """Return the words of documents, and what of distinct terms is among them."""
-        words, in_window = self.forward.all_words(positions)
+        words = self.forward.read(positions)
         slots = self.slots.of(words, terms, len(self.vocabulary))
-        return ReadWords(words, in_window, slots, len(terms))
+        return ReadWords(words, FoundTerms(words, slots, len(terms)))
 
     def counts(self, positions: _Positions, terms: npt.NDArray[np.int64]) -> Counts:
-        """Return how often documents have each of distinct terms, as `ReadWords` says."""
+        """Return how often documents have each of distinct terms, as `FoundTerms` says."""
+        if len(positions) <= _AT_ONCE:
+            return self.read(positions, terms).found.counts
         parts = np.split(positions, range(_AT_ONCE, len(positions), _AT_ONCE))
-        return np.concatenate([self.read(part, terms).counts for part in parts])
+        return np.concatenate([self.read(part, terms).found.counts for part in parts])
 
     def found(self, terms: npt.NDArray[np.int64], average: float) -> Iterable[Found]:
         """Yield what each block of documents has of distinct terms, which all are known."""
@@ -487,7 +466,7 @@ class Match:
         """Return the words of rows, beside them their scores."""
         positions = self._index.positions_of(rows)
         read = self._index.read(positions, self.terms)
-        return read, self._scores(positions, read.counts)
+        return read, self._scores(positions, read.found.counts)
 
     def top(self, k: int, rows: Rows | None = None) -> tuple[Rows, _Scores]:
         """Return up to k best rows with a score above 0, best first, ties by row."""

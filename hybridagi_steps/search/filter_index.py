@@ -21,17 +21,13 @@ import numpy.typing as npt
 from hybridagi_steps.protocols import IndexedStore, ValuedStore
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import (
-    ABANDONED,
-    REVOKED,
-    Hidden,
-    Rows,
-)
+from hybridagi_steps.records.store_values import ABANDONED, REVOKED, Hidden, Rows
 from hybridagi_steps.search.key_columns import (
     ABSENT,
     NOWHERE,
     SCORE,
     TIME,
+    Answers,
     Column,
     Flags,
     Numbers,
@@ -73,14 +69,14 @@ class FilterColumns:
         self._saved: set[StepKey] = set()
         self._saved_rows = 0
         self._hidden: Hidden | None = None
-        self._asked: tuple[str, list[str]] | None = None
-        self._answer = np.empty(0, np.int64)
+        self._answers = Answers()
         self.forget()
 
     def follow(self, rows: Rows, removed: Rows) -> None:
         """Take note of rows there are and that branches may have moved; drop removed."""
         self._newest = int(rows.max(initial=self._newest))
-        self._hidden, self._asked = None, None
+        self._hidden = None
+        self._answers.clear()
         if self._through > self._settled:  # more may have appeared below what was read
             self._cut(int(np.searchsorted(self._rows.values, self._settled, side="right")))
             self._through = self._settled
@@ -115,13 +111,13 @@ class FilterColumns:
             return self._rows_of(where)
         least = where.min_score
         rated = self._values.rated_runs(least) if self._values and least is not None else []
-        asked = repr(vars(where)), rated  # its lists might be changed afterwards
-        if asked != self._asked:
-            self._hold(self._names(where))
-            found = self._but_hidden(self._held_rows(self._matching(where, rated)), where)
-            found.flags.writeable = False
-            self._asked, self._answer = asked, found
-        return self._answer
+        given = {name: value for name, value in vars(where).items() if value is not None}
+        asked = repr(given), *rated  # its lists might be changed afterwards
+        if (found := self._answers.known(asked)) is not None:
+            return found
+        self._hold(self._names(where))
+        found = self._but_hidden(self._held_rows(self._matching(where, rated)), where)
+        return self._answers.kept(asked, found, len(self._rows.values))
 
     def numbers(self, name: StepKey, rows: Rows) -> npt.NDArray[Any]:
         """Return the number of each row's value of a key, -1 where it has none."""
@@ -279,7 +275,9 @@ class FilterColumns:
 
     def _but_hidden(self, found: Rows, where: StepFilter) -> Rows:
         """Leave out excluded runs, and what is abandoned or revoked."""
-        excluded = where.exclude_run_id or []
+        excluded, hidden = where.exclude_run_id or [], self.hidden().under(where.scope)
+        if not (excluded or len(hidden)):
+            return found
         if len(excluded) > FEW_RUNS:
             self._hold(["run_id"])
             numbers = self._numbers.known("run_id", excluded)
@@ -287,7 +285,7 @@ class FilterColumns:
             gone = [self._rows.values[places]]
         else:
             gone = self.of_runs(excluded)
-        gone = np.concatenate([*gone, self.hidden().under(where.scope)])
+        gone = np.concatenate([*gone, hidden])
         if not len(gone) or not len(found):
             return found
         places = np.minimum(np.searchsorted(found, gone), len(found) - 1)

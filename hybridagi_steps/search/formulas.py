@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 Mode = Literal["hybrid", "dense", "lexical"]
 """Which halves decide."""
@@ -95,6 +98,8 @@ QUESTION_COST = 0.1
 """Share that a turn loses which ends in a question mark: it asks, and what is sought answers."""
 UNDATED_COST = 1 - 1 / 1.35
 """Share that a turn without a time expression loses when the query asks when."""
+_CARRIED = 0.05
+"""What a part adds to a score from which it is named."""
 LENGTH_POWER = 0.45
 """How much a short turn loses: min(ln(1 + words), 3) / 3 to this power."""
 
@@ -104,3 +109,18 @@ def formulas(mode: Mode, aim: Aim | None) -> tuple[Formula, Formula]:
     if aim is None and mode in ONE_HALF:
         return ONE_HALF[mode], ONE_HALF[mode]
     return AIMS[aim].of(mode), DIALOGUE.of(mode)
+
+
+def fused_score(parts: Mapping[str, npt.NDArray[Any]], formula: Formula) -> npt.NDArray[Any]:
+    """Return the weighted mean of the parts; a part that nothing can have does not count."""
+    silent = {"speaker"} if not parts.get("speaker", np.zeros(1)).any() else set[str]()
+    weights = {name: w for name, w in formula.weights.items() if name not in silent}
+    fused = np.add.reduce([weight * parts[name] for name, weight in weights.items()])
+    return fused / sum(weights.values())
+
+
+def carried(parts: Mapping[str, float], formula: Formula) -> list[str]:
+    """Return the parts that added more to a score than others can tell."""
+    weights = {**formula.weights, **formula.votes}
+    total = sum(weights.values())
+    return [name for name, w in weights.items() if w * parts.get(name, 0.0) / total > _CARRIED]

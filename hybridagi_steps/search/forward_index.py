@@ -16,11 +16,12 @@ their frequencies are nowhere kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.store_values import distinct
 from hybridagi_steps.search.index_cache import PagedArray, unread
 
@@ -45,20 +46,34 @@ _DIRECT = 0xE000
 _LOW_BITS = 15
 
 
-class Words(NamedTuple):
-    """Words of several documents, one after the other."""
+class Words:
+    """Words of several documents, one after the other.
 
-    ids: npt.NDArray[np.uint32]
-    """Number of each word's term."""
-    document: npt.NDArray[np.intp]
-    """Of each word, the place in what was asked for of the document it stands in; ascending."""
-    lengths: npt.NDArray[np.int64]
-    """Words of each document asked for."""
+    Args:
+        ids: Number of each word's term.
+        lengths: Words of each document asked for.
+        window: How many of them are no further ones; those come last.
+    """
 
-    def among(self, kept: npt.NDArray[np.bool_]) -> Words:
-        """Return those that are kept."""
-        document = self.document[kept]
-        return Words(self.ids[kept], document, np.bincount(document, minlength=len(self.lengths)))
+    def __init__(self, ids: npt.NDArray[np.uint32], lengths: Places, window: Places) -> None:
+        self.ids, self.lengths, self.window = ids, lengths, window
+        self._stops = np.cumsum(lengths)
+
+    @cached_property
+    def document(self) -> Places:
+        """Of each word, the place in what was asked for of the document it stands in; ascending."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def in_window(self) -> npt.NDArray[np.bool_]:
+        """Of each word, whether it is no further one."""
+        runs = np.stack((self.window, self.lengths - self.window), axis=1).ravel()
+        return np.repeat(np.arange(len(runs)) % 2 == 0, runs)
+
+    def at(self, found: Places) -> tuple[Places, Places]:
+        """Return the document of some words, and the place in it; most are not asked for it."""
+        document = np.searchsorted(self._stops, found, side="right")
+        return document, found - (self._stops - self.lengths)[document]
 
 
 class ForwardIndex:
@@ -95,31 +110,42 @@ class ForwardIndex:
         self._put("window", self._size, window)
         self._size += len(lengths)
 
+    def read(self, positions: Places) -> Words:
+        """Return all words of documents, further ones too, of position -1 none."""
+        there = positions >= 0
+        window = np.where(there, self._of_each("window", positions), 0).astype(np.int64)
+        stops = self._of_each("ends", positions)
+        starts = np.where(positions > 0, self._of_each("ends", positions - 1), 0)
+        lengths = np.where(there, stops - starts, 0)
+        if self._unread is not None:
+            self._unread.need(starts, starts + lengths)
+        behind = np.cumsum(lengths)
+        places = np.repeat(starts - behind + lengths, lengths)
+        places += np.arange(len(places))
+        units = self._columns["units"][places]
+        (high,) = (units >= _DIRECT).nonzero()
+        ids = units.astype(np.uint32)
+        if len(high):
+            ids[high] = ((ids[high] - _DIRECT) << _LOW_BITS) | ids[high + 1]
+            document = np.searchsorted(behind, high, side="right")
+            lengths = lengths - np.bincount(document, minlength=len(positions))
+            ids = np.delete(ids, high + 1)
+        return Words(ids, lengths, window)
+
     def own_words(self, positions: Places) -> tuple[Words, Places, Places]:
         """Return all words of documents, and where in each its own begin and end; of -1 none."""
-        there = positions >= 0
-        first, last = (
-            np.where(there, self._of_each(name, positions), 0).astype(np.int64)
-            for name in ("own_from", "window")
-        )
-        return self._read(positions), first, last
-
-    def all_words(self, positions: Places) -> tuple[Words, npt.NDArray[np.bool_]]:
-        """Return the words of documents and their further ones, and which are no further ones."""
-        words = self._read(positions)
-        window = np.where(positions >= 0, self._of_each("window", positions), 0)
-        return words, ~_from(window, words.lengths)
+        words = self.read(positions)
+        first = np.where(positions >= 0, self._of_each("own_from", positions), 0).astype(np.int64)
+        return words, first, words.window
 
     def renumber(self, live: npt.NDArray[np.bool_], terms: npt.NDArray[np.int64]) -> None:
         """Keep the documents that are `live`; term t is called `terms[t]` from now on."""
         kept, smaller = np.flatnonzero(live), ForwardIndex()
         for start in range(0, len(kept), AT_ONCE):
             positions = kept[start : start + AT_ONCE]
-            words = self._read(positions)
-            own_from, window = (
-                self._of_each(name, positions).astype(np.int64) for name in ("own_from", "window")
-            )
-            smaller.extend(terms[words.ids], words.lengths, own_from, window)
+            words = self.read(positions)
+            own_from = self._of_each("own_from", positions).astype(np.int64)
+            smaller.extend(terms[words.ids], words.lengths, own_from, words.window)
         self.__dict__ = smaller.__dict__
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -156,23 +182,6 @@ class ForwardIndex:
             return np.zeros(len(positions), np.int64)
         return self._columns[name][np.maximum(positions, 0)]
 
-    def _read(self, positions: Places) -> Words:
-        """Return all words of documents, of position -1 none."""
-        stops = self._of_each("ends", positions)
-        starts = np.where(positions > 0, self._of_each("ends", positions - 1), 0)
-        lengths = np.where(positions >= 0, stops - starts, 0)
-        if self._unread is not None:
-            self._unread.need(starts, starts + lengths)
-        document = np.repeat(np.arange(len(positions)), lengths)
-        places = np.arange(len(document)) + (starts - np.cumsum(lengths) + lengths)[document]
-        ids = self._columns["units"][places].astype(np.uint32)
-        (high,) = (ids >= _DIRECT).nonzero()
-        if len(high):
-            ids[high] = ((ids[high] - _DIRECT) << _LOW_BITS) | ids[high + 1]
-            lengths = lengths - np.bincount(document[high], minlength=len(positions))
-            ids, document = np.delete(ids, high + 1), np.delete(document, high + 1)
-        return Words(ids, document, lengths)
-
     def _read_all(self) -> None:
         if self._unread is not None:
             self._unread.need(np.array([0]), np.array([len(self._unread)]))
@@ -180,12 +189,6 @@ class ForwardIndex:
 
     def _end(self) -> int:
         return int(self._columns["ends"][self._size - 1]) if self._size else 0
-
-
-def _from(first: Places, lengths: Places) -> npt.NDArray[np.bool_]:
-    """Return which words stand at place `first` of their documents or behind it."""
-    runs = np.stack((first, lengths - first), axis=1).ravel()
-    return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
 
 
 def _encoded(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint16], Places]:
@@ -205,6 +208,16 @@ class TermSlots:
 
     def __init__(self) -> None:
         self._table = np.empty(0, np.int32)
+        self._marks = np.empty(0, np.bool_)
+
+    def used(self, words: Words, vocabulary: int) -> Places:
+        """Return the numbers of all terms that words are, ascending."""
+        if vocabulary > len(self._marks):
+            self._marks = np.zeros(vocabulary + vocabulary // 8, np.bool_)
+        self._marks[words.ids] = True
+        (found,) = self._marks.nonzero()
+        self._marks[found] = False
+        return found
 
     def of(self, words: Words, terms: npt.NDArray[np.int64], vocabulary: int) -> Slots:
         """Return which of `terms` each word is; those are distinct, -1 for unknown ones."""
@@ -243,39 +256,48 @@ def bm25(
     return (saturated * weights).sum(axis=1)
 
 
-def slot_counts(words: Words, slots: Slots, found: npt.NDArray[np.intp], width: int) -> Counts:
-    """Count terms in documents.
+class FoundTerms:
+    """Where in the windows of documents some terms stand.
 
     Args:
-        words: Their words.
+        words: All words of the documents.
         slots: Which of the terms each word is.
-        found: The places of the words that are one, and count.
         width: How many terms there are.
     """
-    return counted(words.document[found], slots[found], len(words.lengths), width)
+
+    def __init__(self, words: Words, slots: Slots, width: int) -> None:
+        self.lengths = words.window
+        """Words of each document's window."""
+        (places,) = (slots >= 0).nonzero()
+        document, place = words.at(places)
+        inside, slot = place < words.window[document], slots[places]
+        count = len(words.lengths)
+        anywhere = counted(document, slot, count, width)
+        self._places, self._document, self._slot = (x[inside] for x in (places, document, slot))
+        here = counted(self._document, self._slot, count, width)
+        self.counts = np.where(anywhere > 0, here, -1.0)
+        """How often documents have each term; 0: among their further words alone, -1: nowhere."""
+
+    def phrases(self, asked: Slots) -> Counts:
+        """Count pairs of terms that follow each other in `asked`, where a document has them so."""
+        width = int(asked.max(initial=-1)) + 1
+        whole = (asked[:-1] >= 0) & (asked[1:] >= 0)
+        pairs = distinct((asked[:-1] * width + asked[1:])[whole])
+        places, document, slot = self._places, self._document, self._slot
+        follows = (places[1:] == places[:-1] + 1) & (document[1:] == document[:-1])
+        (begins,) = follows.nonzero()
+        made = slot[begins] * width + slot[begins + 1]
+        pair = np.searchsorted(pairs, made)
+        if len(pairs):
+            pair[pair == len(pairs)] = 0
+            (found,) = (pairs[pair] == made).nonzero()
+            begins, pair = begins[found], pair[found]
+        else:
+            begins, pair = begins[:0], pair[:0]
+        return counted(document[begins], pair, len(self.lengths), len(pairs))
 
 
-def phrase_counts(words: Words, slots: Slots, asked: Slots) -> Counts:
-    """Count pairs of terms that follow each other in `asked`, where a document has them so."""
-    width = int(asked.max(initial=-1)) + 1
-    whole = (asked[:-1] >= 0) & (asked[1:] >= 0)
-    pairs = distinct((asked[:-1] * width + asked[1:])[whole])
-    begins = ((slots[:-1] >= 0) & (slots[1:] >= 0)).nonzero()[0]
-    begins = begins[words.document[begins] == words.document[begins + 1]]
-    made = slots[begins] * width + slots[begins + 1]
-    slot = np.searchsorted(pairs, made)
-    if len(pairs):
-        slot[slot == len(pairs)] = 0
-        (found,) = (pairs[slot] == made).nonzero()
-        begins, slot = begins[found], slot[found]
-    else:
-        begins, slot = begins[:0], slot[:0]
-    return counted(words.document[begins], slot, len(words.lengths), len(pairs))
-
-
-def counted(
-    documents: npt.NDArray[np.intp], slots: npt.NDArray[Any], count: int, width: int
-) -> Counts:
+def counted(documents: npt.NDArray[Any], slots: npt.NDArray[Any], count: int, width: int) -> Counts:
     """Count pairs of a document and a thing asked for, shape (count, width)."""
     flat = np.bincount(documents * width + slots, minlength=count * width)
     return flat.reshape(count, width).astype(np.float64)

@@ -36,6 +36,7 @@ import numpy.typing as npt
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.records.store_values import distinct
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +53,7 @@ _PAGE_BYTES = {1: 32_768, 2: 2_048}
 rows are asked for. Of so many a CRC-32 finds any two flipped bits, and any run of 32."""
 _ROOM = 2
 """A paged array can grow by one in so many rows before it has to move."""
+_DAMAGED_PAGE = "the checksum of a page does not fit: it is damaged"
 _log = logging.getLogger("hybridagi_steps")
 
 
@@ -169,6 +171,7 @@ class PagedArray:
     ) -> None:
         self._file, self._entry, self._made = file, entry, made
         self._missing = np.ones(len(entry.checksums), np.bool_)
+        self._left = len(entry.checksums)
         count, *rest = entry.shape
         kind = entry.dtype if made is None else np.dtype(np.float32)
         self.room: Array = _untouched((count + count // _ROOM, *rest), kind)
@@ -180,30 +183,43 @@ class PagedArray:
     @property
     def whole(self) -> bool:
         """Whether all has been read."""
-        return not self._missing.any()
+        return not self._left
 
     def need(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any]) -> None:
         """Read what is not there yet of some spans of rows; rows behind the file's are skipped.
 
         What is not what was written raises DamagedCacheError.
         """
+        if not self._left:
+            return
         per_page, stops = self._entry.rows_per_page, np.minimum(stops, len(self))
         first: npt.NDArray[np.int64] = starts // per_page
         lengths = np.where(stops > starts, -(-stops // per_page) - first, 0)
         behind = np.cumsum(lengths)
         within = np.arange(len(starts) and int(behind[-1]))
         pages: npt.NDArray[np.int64] = np.repeat(first - behind + lengths, lengths) + within
+        self._read_missing(pages)
+
+    def need_rows(self, rows: npt.NDArray[Any]) -> None:
+        """Read what is not there yet of single rows, as `need` does of spans."""
+        if not self._left:
+            return
+        if rows.max(initial=0) >= len(self):
+            rows = rows[rows < len(self)]
+        self._read_missing(rows // self._entry.rows_per_page)
+
+    def _read_missing(self, pages: npt.NDArray[np.int64]) -> None:
         pages = pages[self._missing[pages]]
         if len(pages):
-            pages = np.unique(pages)
+            pages = distinct(pages)
             for start in range(0, len(pages), _PAGES_AT_ONCE):
                 self._read(pages[start : start + _PAGES_AT_ONCE])
 
     def _read(self, pages: npt.NDArray[np.int64]) -> None:
         """Read ascending pages: neighbours at once, in a filter's case thousands of single ones."""
         entry, per_page = self._entry, self._entry.rows_per_page
-        (breaks,) = (np.diff(pages) != 1).nonzero()
-        firsts, lasts = pages[np.append(0, breaks + 1)], pages[np.append(breaks, -1)]
+        breaks = (np.diff(pages) != 1).nonzero()[0] + 1
+        firsts, lasts = pages[np.append(0, breaks)], pages[np.append(breaks, len(pages)) - 1]
         runs = zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
         if self._made is None:
             for first, behind in runs:
@@ -215,6 +231,7 @@ class PagedArray:
             rows = (pages[:, None] * per_page + np.arange(per_page)).ravel()
             self.room[rows[: len(stored)]] = self._made(stored)  # the last page may be short
         self._missing[pages] = False
+        self._left -= len(pages)
 
 
 def unread(
@@ -258,12 +275,12 @@ class _OpenFile:
 
     def read(self, count: int, start: int) -> bytes:
         """Return so many bytes; a process that was forked reads by itself."""
-        data = b""
         try:
+            data = _pread(self.descriptor, count, start)
             while len(data) < count:
                 if not (piece := _pread(self.descriptor, count - len(data), start + len(data))):
                     raise DamagedCacheError("it became shorter")
-                data += piece  # the first is not copied
+                data += piece
         except OSError as error:
             raise DamagedCacheError(f"it cannot be read: {error}") from error
         return data
@@ -275,6 +292,8 @@ class _Entry(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
+    size: int
+    """In bytes."""
     rows_per_page: int
     page_bytes: int
     checksums: list[int]
@@ -288,13 +307,17 @@ class _Entry(NamedTuple):
 
     def checked(self, file: _OpenFile, first: int, behind: int) -> bytes:
         """Return what stands in some pages, compared."""
-        size, whole = self.page_bytes, self.dtype.itemsize * prod(self.shape)
+        size = self.page_bytes
         start = first * size
-        data = file.read(min(behind * size, whole) - start, self.start + start)
+        data = file.read(min(behind * size, self.size) - start, self.start + start)
+        if behind == first + 1:  # as most are, of a matrix: without a view and a loop
+            if crc32(data) != self.checksums[first]:
+                raise DamagedCacheError(_DAMAGED_PAGE)
+            return data
         pages = memoryview(data)
         for page, start in enumerate(range(0, len(data), size), first):
             if crc32(pages[start : start + size]) != self.checksums[page]:
-                raise DamagedCacheError("the checksum of a page does not fit: it is damaged")
+                raise DamagedCacheError(_DAMAGED_PAGE)
         return data
 
 
@@ -374,7 +397,7 @@ def _entries(
         start += _padding(start)
         (rows, size), nbytes = _page(dtype, shape), dtype.itemsize * prod(shape)
         first, at = at, at + -(-nbytes // size)
-        found[each["name"]] = _Entry(dtype, shape, start, rows, size, checksums[first:at])
+        found[each["name"]] = _Entry(dtype, shape, start, nbytes, rows, size, checksums[first:at])
         start += nbytes
     if start + _padding(start) != length or at != len(checksums):
         raise ValueError(f"its arrays end at {start:,} of {length:,}")

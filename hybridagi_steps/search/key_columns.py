@@ -21,6 +21,9 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import UNREVOKED
 from hybridagi_steps.stores.sql.where import scalar_kind
 
+ANSWERS_KEPT = 128
+"""Filters of which the rows are remembered, those asked last; fewer of wide ones: as many as have
+all rows together, were they like the last one found."""
 ABSENT = -1
 """Stands where a row has no value."""
 POSITIONS_KEPT = 2
@@ -138,6 +141,33 @@ class Numbers:
                 for value in cast("list[Value | list[str]]", orjson.loads(arrays[name].tobytes())):
                     table[tuple(value) if isinstance(value, list) else value]
         return columns
+
+
+class Answers:
+    """The rows of filters, until rows come or go."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, ...], Values] = {}
+
+    def known(self, asked: tuple[str, ...]) -> Values | None:
+        """Return the rows of a filter that is remembered."""
+        found = self._rows.pop(asked, None)
+        if found is not None:
+            self._rows[asked] = found  # the last to go
+        return found
+
+    def kept(self, asked: tuple[str, ...], found: Values, count: int) -> Values:
+        """Return the rows of a filter, read-only, and remember them; there are `count` in all."""
+        found.flags.writeable = False
+        room = max(1, count // max(1, len(found) + len(asked) - 1))
+        while len(self._rows) >= min(room, ANSWERS_KEPT):
+            del self._rows[next(iter(self._rows))]
+        self._rows[asked] = found
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._rows.clear()
 
 
 class PostingLists:

@@ -32,6 +32,7 @@ FURTHER = 0.2
 """What a further word counts, where 1 is what a single word of an average document counts; the best
 on the half of the shipped runs that is for tuning, see `python -m tests.benchmarks quality`."""
 
+_LEAST = float(np.finfo(np.float32).tiny)
 _STEPS = 255
 _AT_ONCE = 2**12
 """Documents whose words are sorted at a time: sorting those of a whole block took 250 MB."""
@@ -90,7 +91,8 @@ class Posting(NamedTuple):
         below += scores
         scores /= below
         scores *= np.float32(weight * (K1 + 1))
-        scores[counts == 0] = np.float32(weight * FURTHER)
+        if not counts.all():
+            scores[counts == 0] = np.float32(weight * FURTHER)
         return scores
 
 
@@ -319,11 +321,11 @@ def _joined(parts: Sequence[PostingBlock]) -> PostingBlock:
 def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) -> PostingBlock:
     """Return the block of some documents: all their words in one order, by term and place."""
     size = span.stop - span.start
-    words, in_window = forward.all_words(np.arange(int(span.start), int(span.stop)))
+    words = forward.read(np.arange(int(span.start), int(span.stop)))
     keys = words.ids.astype(np.int64)
     keys <<= 17
     keys |= words.document << 1
-    keys |= in_window
+    keys |= words.in_window
     del words
     keys.sort()
     (first,) = np.diff(keys >> 1, prepend=-1).nonzero()
@@ -376,7 +378,7 @@ class BlockSums:
 
     def reaching(self, bar: float) -> npt.NDArray[Any]:
         """Return the places of what counts, reaches a bar and is above 0."""
-        above = np.float32(max(bar, np.finfo(np.float32).tiny))
+        above = np.float32(max(bar, _LEAST))
         if self.wanted is not None:
             return self.wanted[self.values[self.wanted] >= above]
         reaching = self.values >= above

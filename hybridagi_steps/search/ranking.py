@@ -18,18 +18,26 @@ import numpy.typing as npt
 
 from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.step_text import asks_when, text_hash, written_words
-from hybridagi_steps.records.store_values import FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatVector, Rows, distinct
 from hybridagi_steps.search.formulas import (
     LENGTH_POWER,
     QUESTION_COST,
     UNDATED_COST,
     Aim,
-    Formula,
     Mode,
+    carried,
     formulas,
+    fused_score,
 )
 from hybridagi_steps.search.forward_index import Scores
-from hybridagi_steps.search.score_parts import AskedText, Places, ReadIndex, Scope, ScoreParts
+from hybridagi_steps.search.score_parts import (
+    AskedText,
+    Places,
+    ReadIndex,
+    Scope,
+    ScoreParts,
+    among,
+)
 
 POOL = 50
 """Candidates taken from each half."""
@@ -38,8 +46,6 @@ VOTERS = 20
 
 _Flags = npt.NDArray[np.bool_]
 _WORDS_SHOWN = 5
-_CARRIED = 0.05
-"""What a part adds to a score from which `why` names it."""
 _QUESTIONS_DEEP = 2
 """A message may be a program's question, and the program's end answers both."""
 
@@ -216,14 +222,18 @@ class _Answer:
             if kind.any():
                 of_kind = rows if kind.all() else rows[kind]
                 found = self.values.values(of_kind, formula.weights)
-                fused[kind] = _fused(found, formula)
+                if of_kind is rows:
+                    fused = np.asarray(fused_score(found, formula), float)
+                    parts = {name: np.asarray(values, float) for name, values in found.items()}
+                    break
+                fused[kind] = fused_score(found, formula)
                 for name, values in found.items():
                     parts.setdefault(name, np.full(len(rows), np.nan))[kind] = values
         worth = np.ones(len(rows))
         if turns.any() and self.mode == "hybrid":
             worth[turns] = self._priors(place[turns])
         reached, spread = self._spread(rows, fused, turns, worth, parts)
-        exact = np.isin(rows, same)
+        exact = among(rows, same)
         reached = np.where(exact, 1.0, np.minimum(reached, 1.0))
         return _Scored(rows, reached, exact, spread, parts)
 
@@ -233,10 +243,10 @@ class _Answer:
         said = text_hash(query.whole or query.text)
         same = np.sort(index.columns.with_text(said, visible)[:POOL])
         if query.itself is not None:
-            same = np.union1d(same, visible(np.array([query.itself])))
-        rows = np.union1d(rows, same) if len(same) else rows
+            same = distinct(np.concatenate((same, visible(np.array([query.itself])))))
+        rows = distinct(np.concatenate((rows, same))) if len(same) else rows
         answers = index.columns.with_purposes(answer_to(index.columns.text_hashes(rows)))
-        rows = np.union1d(rows, visible(answers)) if len(answers) else rows
+        rows = distinct(np.concatenate((rows, visible(answers)))) if len(answers) else rows
         if self.mode == "hybrid":
             columns = index.columns
             rows = visible(np.concatenate((rows, columns.parents(rows), columns.children(rows)[0])))
@@ -295,13 +305,15 @@ class _Answer:
         given_way = self._given_way(scored)
         order = np.lexsort((-scored.rows, ~scored.exact, -scored.score))
         order = order[(scored.score[order] > 0) & ~given_way[order]]
-        hashes = self.index.columns.text_hashes(scored.rows)
+        hashes = self.index.columns.text_hashes(scored.rows)[order]
+        if len(distinct(hashes)) == len(hashes):
+            return order.tolist()
         best: dict[int, int] = {}
-        for place in order.tolist():
-            kept = best.setdefault(int(hashes[place]), place)
+        for said, place in zip(hashes.tolist(), order.tolist(), strict=True):
+            kept = best.setdefault(said, place)
             if kept != place and self._stands_for(scored, place, kept):
                 scored.score[place] = max(scored.score[place], scored.score[kept])
-                best[int(hashes[place])] = place
+                best[said] = place
         return list(best.values())
 
     def _given_way(self, scored: _Scored) -> _Flags:
@@ -311,15 +323,17 @@ class _Answer:
         """
         columns, given_way = self.index.columns, np.zeros(len(scored.rows), np.bool_)
         wanted = answer_to(columns.text_hashes(scored.rows))
-        order = np.argsort(wanted, kind="stable")
-        asked = columns.purpose_hashes(scored.rows)
-        first, last = (np.searchsorted(wanted[order], asked, side) for side in ("left", "right"))
+        order = wanted.argsort(kind="stable")
+        asked, wanted = columns.purpose_hashes(scored.rows), wanted[order]
+        first, last = (wanted.searchsorted(asked, side) for side in ("left", "right"))
+        (answering,) = (last > first).nonzero()
+        if not len(answering):
+            return given_way
         score, exact = scored.score.tolist(), scored.exact.tolist()
         asking = [
-            (answer, order[first[answer] : last[answer]].tolist())
-            for answer in np.flatnonzero(last > first).tolist()
+            (answer, order[first[answer] : last[answer]].tolist()) for answer in answering.tolist()
         ]
-        for _ in range(_QUESTIONS_DEEP if asking else 0):
+        for _ in range(_QUESTIONS_DEEP):
             for answer, questions in asking:
                 score[answer] = max(score[answer], *map(score.__getitem__, questions))
                 exact[answer] = exact[answer] or any(map(exact.__getitem__, questions))
@@ -356,7 +370,7 @@ class _Answer:
                     same=bool(scored.exact[place]),
                     spread=bool(scored.spread[place]),
                     parts=parts,
-                    carried=_carried(parts, formula),
+                    carried=carried(parts, formula),
                 )
             )
         return hits
@@ -371,21 +385,6 @@ class _Answer:
         for place, stem, itself in self.values.held(rows, [*written]):
             (own if itself else others)[place][stem] = written[stem]
         return own, others
-
-
-def _fused(parts: dict[str, Scores], formula: Formula) -> Scores:
-    """Return the weighted mean of the parts; a part that nothing can have does not count."""
-    silent = {"speaker"} if not parts.get("speaker", np.zeros(1)).any() else set[str]()
-    weights = {name: w for name, w in formula.weights.items() if name not in silent}
-    fused = np.add.reduce([weight * parts[name] for name, weight in weights.items()])
-    return fused / sum(weights.values())
-
-
-def _carried(parts: dict[str, float], formula: Formula) -> list[str]:
-    """Return the parts that added more to a score than others can tell."""
-    weights = {**formula.weights, **formula.votes}
-    total = sum(weights.values())
-    return [name for name, w in weights.items() if w * parts.get(name, 0.0) / total > _CARRIED]
 
 
 def _best_neighbours(index: ReadIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:

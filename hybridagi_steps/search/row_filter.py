@@ -22,12 +22,18 @@ from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Position, Rows
-from hybridagi_steps.search.filter_index import (
-    PAGE,
-    FilterColumns,
-)
+from hybridagi_steps.search.filter_index import PAGE, FilterColumns
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
-from hybridagi_steps.search.key_columns import ABSENT, SCORE, Positions, Value, Values, nothing
+from hybridagi_steps.search.key_columns import (
+    ABSENT,
+    ANSWERS_KEPT,
+    NOWHERE,
+    SCORE,
+    Positions,
+    Value,
+    Values,
+    nothing,
+)
 
 FILTER_FORMAT = 1
 """Layout of the file of columns; another one is not read."""
@@ -40,6 +46,8 @@ Owners = npt.NDArray[np.int32]
 """The number of a user, `NOBODY` or `SEVERAL`."""
 _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
+_MOST_JOINED = 100_000
+"""Rows of both kinds that answers may have which are remembered."""
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -55,10 +63,7 @@ class SavedColumns(NamedTuple):
 
 
 class FilterFile:
-    """The file in which the columns of filters are cached, beside that of the index.
-
-    Many an index is not worth writing for a column.
-    """
+    """The file of cached columns; many an index, in its own file, is not worth writing for one."""
 
     def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
         """Keep it beside `cache`, the file of the index; None: nothing is kept."""
@@ -71,7 +76,7 @@ class FilterFile:
         if file is None:
             return None
         since, now = Position(*file.header["position"]), self._store.frontier().position
-        if not is_past_of(now, since):
+        if not since.may_be_past_of(now):
             return None
         found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
         removed, rescored = np.array(found.removed, np.int64), since.branch != now.branch
@@ -91,12 +96,6 @@ class FilterFile:
 
     def _opened(self) -> CacheFile | None:
         return None if self.path is None else load_cache(self.path, self._identity)
-
-
-def is_past_of(now: Position, position: Position) -> bool:
-    """Tell whether a store that is at `now` may have been at a position."""
-    ahead = any(old > new for old, new in zip(position[1:], now[1:], strict=True))
-    return position.epoch == now.epoch and not ahead
 
 
 def _nothing_saved() -> None:
@@ -123,11 +122,12 @@ class RowFilter:
             else None
         )
         self._hidden: Hidden | None = None
-        self._joined: tuple[Rows, Rows, Rows] = (_NONE, _NONE, _NONE)
+        self._joined: dict[tuple[int, int], tuple[Rows, Rows, Rows]] = {}
 
     def follow(self, rows: Sequence[int], removed: Rows) -> None:
         """Take note of new rows and that branches may have moved; drop removed ones."""
         self._hidden = None
+        self._joined.clear()
         there = np.array(rows, np.int64)
         self._steps.follow(there[there < MESSAGE_ROWS], removed[removed < MESSAGE_ROWS])
         if self._messages is not None:
@@ -151,11 +151,15 @@ class RowFilter:
             return steps
         if not len(steps):
             return messages
-        if self._joined[0] is not steps or self._joined[1] is not messages:
+        known = self._joined.get((id(steps), id(messages)))
+        if known is None:
             joined = np.concatenate((steps, messages))
             joined.flags.writeable = False
-            self._joined = (steps, messages, joined)
-        return self._joined[2]
+            held = sum(len(each) for *_, each in self._joined.values())
+            if held > _MOST_JOINED or len(self._joined) == ANSWERS_KEPT:
+                self._joined.clear()
+            known = self._joined[id(steps), id(messages)] = steps, messages, joined
+        return known[2]
 
     def reads_all(self, where: StepFilter) -> bool:
         """Tell whether `rows` would first read a key of all steps."""
@@ -235,7 +239,8 @@ class _StepColumns(FilterColumns):
 
     def forget_scores(self) -> None:
         """Take note that steps were scored: what is held, or was saved, may be others now."""
-        self._rescored, self._asked = True, None
+        self._rescored = True
+        self._answers.clear()
         self._columns.pop(SCORE, None)
 
     def reads_all(self, where: StepFilter) -> bool:
@@ -334,6 +339,10 @@ class _MessageColumns(FilterColumns):
             del names["user_id"]
             names |= {"run_id": None, "sessions": None, "author": None}
         return list(names | {"run_id": None} if where.exclude_run_id else names)
+
+    def _matching(self, where: StepFilter, rated: Sequence[str]) -> Positions:
+        # Most memories have no messages.
+        return super()._matching(where, rated) if len(self._rows.values) else NOWHERE
 
     def _narrowed(
         self, found: Positions | None, name: StepKey, values: Iterable[Value]

@@ -28,8 +28,7 @@ from hybridagi_steps.search.forward_index import (
     Counts,
     Scores,
     bm25,
-    phrase_counts,
-    slot_counts,
+    counted,
 )
 from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import NO_ROW, StepColumns, TurnColumns
@@ -85,7 +84,7 @@ class _Read(NamedTuple):
     rows: Rows
     words: list[ReadWords]
     counts: list[Counts]
-    """How often each row has each of the query's terms, as `ReadWords` says."""
+    """How often each row has each of the query's terms, as `FoundTerms` says."""
     scores: Scores
 
 
@@ -96,6 +95,7 @@ class ScoreParts:
         self, index: ReadIndex, scope: Scope, query: AskedText, state: AskedText | None
     ) -> None:
         self.index, self.scope, self.query, self.state = index, scope, query, state
+        self._lexicals = [shard.lexical for shard in scope.shards]
         self._matches = self._matched(query.stems)
         self._best_window = 0.0
         self._read: _Read | None = None
@@ -143,6 +143,8 @@ class ScoreParts:
 
     def visible(self, rows: Rows) -> Rows:
         """Return those of `rows` that may be found, ascending."""
+        if not len(rows):
+            return rows
         rows = distinct(rows[rows != NO_ROW])
         return rows[self._may_show(rows)]
 
@@ -160,10 +162,10 @@ class ScoreParts:
         """Yield the place of a row, a stem of the query it holds, and whether its own text does."""
         own = self._own_counts(rows, stems)[0] > 0
         counts = np.full(own.shape, -1.0)
-        for match, counted in zip(self._matches, self._words(rows).counts, strict=True):
+        for match, often in zip(self._matches, self._words(rows).counts, strict=True):
             slots = match.slots(stems)
             (known,) = (slots >= 0).nonzero()
-            counts[:, known] = np.maximum(counts[:, known], counted[:, slots[known]])
+            counts[:, known] = np.maximum(counts[:, known], often[:, slots[known]])
         for place, number in np.argwhere(counts >= 0).tolist():
             yield place, stems[number], bool(own[place, number] or counts[place, number] == 0)
 
@@ -186,17 +188,17 @@ class ScoreParts:
     def _phrases(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
         for match, read in zip(self._matches, self._words(rows).words, strict=True):
-            counts = phrase_counts(read.window, read.slots, match.slots(self.query.stems))
-            found += bm25(counts, read.window.lengths, 1.0, self._average)
+            counts = read.found.phrases(match.slots(self.query.stems))
+            found += bm25(counts, read.found.lengths, 1.0, self._average)
         return _to_best(found)
 
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
-        for words, read in zip(self._lexicals(), self._words(rows).words, strict=True):
+        for words, read in zip(self._lexicals, self._words(rows).words, strict=True):
             counts = piece_counts(
-                read.window, self.query.terms, words.vocabulary.spelling(), words.slots
+                read.words, self.query.terms, words.vocabulary.spelling(), words.slots
             )
-            found += bm25(counts, read.window.lengths, 1.0, self._average)
+            found += bm25(counts, read.found.lengths, 1.0, self._average)
         return _to_best(found)
 
     def _words(self, rows: Rows) -> _Read:
@@ -204,7 +206,7 @@ class ScoreParts:
         if self._read is None or self._read.rows is not rows:
             read = [match.read(rows) for match in self._matches]
             words, scores = [each for each, _ in read], np.add.reduce([each for _, each in read])
-            self._read = _Read(rows, words, [each.counts for each in words], scores)
+            self._read = _Read(rows, words, [each.found.counts for each in words], scores)
         return self._read
 
     def _own(self, rows: Rows) -> Scores:
@@ -305,7 +307,7 @@ class ScoreParts:
         if self.scope.rows is not None:
             shown = shown[among(turns.rows, self.scope.rows)]
         counts, lengths = np.zeros((turns.session_count, len(terms))), np.zeros(turns.session_count)
-        for lexical in self._lexicals():
+        for lexical in self._lexicals:
             of_session, length = lexical.grouped(
                 terms, turns.rows[shown], turns.sessions[shown], turns.session_count
             )
@@ -328,14 +330,11 @@ class ScoreParts:
 
     def _matched(self, stems: Sequence[str]) -> list[Match]:
         known = self._statistics(stems)
-        return [words.match(stems, known) for words in self._lexicals()]
-
-    def _lexicals(self) -> list[LexicalIndex]:
-        return [shard.lexical for shard in self.scope.shards]
+        return [words.match(stems, known) for words in self._lexicals]
 
     def _own_history(self) -> LexicalIndex:
         """Return the words whose weights count: trial runs must not distort them."""
-        return next((words for words in self._lexicals() if len(words)), self._lexicals()[0])
+        return next((words for words in self._lexicals if len(words)), self._lexicals[0])
 
     def _statistics(self, terms: Sequence[str]) -> Statistics | None:
         return self._own_history().statistics(terms) if terms else None
@@ -346,7 +345,7 @@ class ScoreParts:
 
     def _weights(self, asked: AskedText) -> Scores:
         known = self._own_history().statistics(asked.terms)
-        return np.array([known.weight(term) for term in asked.terms])
+        return known.weights(asked.terms)
 
     def _own_words(self, rows: Rows, asked: AskedText) -> Scores:
         """Return the BM25 score of each row's own text; of `NO_ROW` 0."""
@@ -356,14 +355,13 @@ class ScoreParts:
     def _own_counts(self, rows: Rows, terms: Sequence[str]) -> tuple[Counts, Places]:
         """Return how often each row's own text has each term, and its length."""
         counts, lengths = np.zeros((len(rows), len(terms))), np.zeros(len(rows), np.int64)
-        for lexical in self._lexicals():
+        for lexical in self._lexicals:
             words, first, last = lexical.forward.own_words(lexical.positions_of(rows))
             slots = lexical.slots.of(words, lexical.numbers(terms), len(lexical.vocabulary))
             (found,) = (slots >= 0).nonzero()  # few: only of these is asked whose they are
-            document = words.document[found]
-            place = found - (np.cumsum(words.lengths) - words.lengths)[document]
-            own = found[(place >= first[document]) & (place < last[document])]
-            counts += slot_counts(words, slots, own, len(terms))
+            document, place = words.at(found)
+            own = (place >= first[document]) & (place < last[document])
+            counts += counted(document[own], slots[found[own]], len(rows), len(terms))
             lengths += last - first
         return counts, lengths
 
@@ -376,7 +374,7 @@ class ScoreParts:
         return found
 
     def _may_show(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        held = np.logical_or.reduce([words.positions_of(rows) >= 0 for words in self._lexicals()])
+        held = np.any([words.positions_of(rows) >= 0 for words in self._lexicals], axis=0)
         return held if self.scope.rows is None else held & among(rows, self.scope.rows)
 
 

@@ -33,6 +33,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.protocols import CachedApart, Embedder, MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.json_values import unvalidated
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.step_identity import (
     is_end,
@@ -111,13 +112,13 @@ class Searcher:
     def __init__(
         self,
         store: StepStore,
-        embedder: Callable[[], Embedder],
+        embedder: Callable[[int | None], Embedder],
         cache: Path | None,
         redact: Redact | None = None,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         budget: int | None = None,
     ) -> None:
-        """Search `store`; `embedder` is called when vectors are first needed.
+        """Search `store`; `embedder` is called when vectors are needed, see `_embedder`.
 
         What `redact` takes out of steps it takes out of queries: they go to the same embedder.
         A search waits for other threads no longer than `timeout_seconds`, all its waits together.
@@ -202,7 +203,7 @@ class Searcher:
             texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
             # A hosted embedder takes its time; nobody else has to wait for it.
             told = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
-            vectors = [None] * len(told) if mode == "lexical" else self._embedded(told)
+            vectors = [None] * len(told) if mode == "lexical" else self._embedded(told, held)
 
             def queries(with_text: Callable[[int], Rows]) -> list[SearchQuery]:
                 items = zip(asked, texts, vectors, strict=False)
@@ -356,10 +357,10 @@ class Searcher:
         """Hold the index; other threads' searches wait."""
         return taken(self._lock, self._patience.seconds, "the index of this memory")
 
-    def _embedder(self) -> Embedder:
-        """Return the embedder; the store is told of it now or, when somebody writes, later."""
+    def _embedder(self, epoch: int | None = None) -> Embedder:
+        """Return the embedder, of an epoch; the store is told of it now or, if busy, later."""
         with self._store.waiting(PATIENCE_SECONDS):
-            embedder = self._ask_embedder()
+            embedder = self._ask_embedder(epoch)
         self._unbound = (embedder.model_id, embedder.dimension)
         return embedder
 
@@ -391,12 +392,10 @@ class Searcher:
             self._follow()
 
     def _scope(self, where: StepFilter) -> Scope:
-        asked = where.model_dump(exclude_none=True)
+        asked = {name for name, value in vars(where).items() if value is not None}
         excluded = where.exclude_run_id or []
-        if asked.keys() <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
-            rows = self._all_but(excluded)
-        else:
-            rows = self._index.filters.rows(where)
+        few = asked <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS
+        rows = self._all_but(excluded) if few else self._index.filters.rows(where)
         return Scope(self._index.shards(own_only=where.scope is None), rows)
 
     def _all_but(self, run_ids: Sequence[str]) -> Rows | None:
@@ -448,8 +447,8 @@ class Searcher:
             told.append(with_question(step, call) if asked and call is not None else step)
         return told
 
-    def _embedded(self, texts: Sequence[str]) -> list[FloatVector | None]:
-        embedder = self._embedder()
+    def _embedded(self, texts: Sequence[str], held: Held) -> list[FloatVector | None]:
+        embedder = self._embedder(held.frontier.position.epoch)
         try:
             found = embedder.embed_queries(texts)
         except StepsError:
@@ -489,28 +488,27 @@ class Searcher:
         return self._hidden_ids[1]
 
     def _hits(
-        self,
-        ranked: list[RankedRow],
-        expand: Expand | None,
-        where: StepFilter,
-        hidden: Hidden | None,
+        self, rows: list[RankedRow], expand: Expand | None, where: StepFilter, hidden: Hidden | None
     ) -> list[StepHit]:
         around = self._around(expand, where, hidden)
         return [
-            StepHit.model_construct(
-                step=step,
-                score=hit.score,
-                parts=hit.parts,
-                dense_score=hit.dense,
-                lexical_score=hit.lexical,
-                why=found.why(),
-                context=around(hit.row, step, place),
-                kind="step" if place is None else "message",
-                session_id=step.session_id if place is None else place.session_id or None,
-                sequence=None if place is None else place.sequence,
+            unvalidated(
+                StepHit,
+                {
+                    "step": step,
+                    "score": hit.score,
+                    "dense_score": hit.dense,
+                    "lexical_score": hit.lexical,
+                    "why": reason(hit, step),
+                    "parts": hit.parts,
+                    "feedback": None,
+                    "context": around(hit.row, step, place),
+                    "kind": "step" if place is None else "message",
+                    "session_id": step.session_id if place is None else place.session_id or None,
+                    "sequence": None if place is None else place.sequence,
+                },
             )
-            for found in self.read(ranked, where.session_id, where.user_id)
-            for hit, step, place in (found,)
+            for hit, step, place in self.read(rows, where.session_id, where.user_id)
         ]
 
     def _around(

@@ -47,7 +47,8 @@ class StepColumns:
         self._columns: dict[str, Rows] = {name: np.empty(0, np.int64) for name in _NAMES}
         self._alive = np.empty(0, np.bool_)
         self._size, self._dead = 0, 0
-        self._sorted: dict[str, _Sorted] = {}
+        self._sorted: dict[str, list[_Sorted]] = {}
+        self._found: tuple[Rows, Rows] | None = None
         self._saved: Mapping[str, npt.NDArray[Any]] = {}
         self._held: Rows | None = None
 
@@ -66,6 +67,7 @@ class StepColumns:
         table = np.array(fresh, np.int64)
         self.remove(table[:, 0])
         self._reserve(len(table))
+        self._found = None
         first, self._size = self._size, self._size + len(table)
         for number, name in enumerate(_NAMES):
             self._columns[name][first : self._size] = table[:, number]
@@ -79,6 +81,7 @@ class StepColumns:
         if not len(positions):
             return
         self._alive[positions] = False
+        self._found = None
         self._dead, self._held = self._dead + len(positions), None
         if self._dead > max(_FEW_DEAD, _DEAD_SHARE * self._size):
             self._take_over(self._living())
@@ -129,7 +132,7 @@ class StepColumns:
         """Return the columns without removed rows, and the order in which each ascends."""
         if self._dead:
             self._take_over(self._living())
-        orders = {f"{name}_order": self._base(name).order.astype(np.int32) for name in _NAMES}
+        orders = {f"{name}_order": self._parts(name)[0].order.astype(np.int32) for name in _NAMES}
         return {name: self._column(name) for name in _NAMES} | orders
 
     @classmethod
@@ -147,45 +150,50 @@ class StepColumns:
     def _take_over(self, columns: dict[str, Rows]) -> None:
         self._columns, self._size, self._dead = columns, len(columns["rows"]), 0
         self._alive = np.ones(self._size, np.bool_)
-        self._sorted, self._saved = {}, {}
+        self._sorted, self._saved, self._found = {}, {}, None
 
     def _column(self, name: str) -> Rows:
         return self._columns[name][: self._size]
 
-    def _base(self, name: str) -> _Sorted:
-        """Return a column sorted, but for few positions at its end."""
-        base = self._sorted.get(name)
-        if base is None:
-            column, saved = self._column(name), self._saved.get(f"{name}_order")
-            order = np.argsort(column, kind="stable") if saved is None else saved
-            base = self._sorted[name] = _Sorted(column[order], order)
-        fresh = self._column(name)[len(base.order) :]
-        if len(fresh) > max(_FEW_FRESH, len(base.order) // _FRESH_SHARE):
-            base = self._sorted[name] = base.joined(_Sorted.of(fresh, len(base.order)))
-        return base
-
     def _parts(self, name: str) -> list[_Sorted]:
-        """Return what a column is sorted in: nearly all, and what came since.
+        """Return what a column is sorted in: nearly all, and what came since, if anything did.
 
         A search after every append would otherwise sort whole columns of random hashes each time.
         """
-        base = self._base(name)
-        return [base, _Sorted.of(self._column(name)[len(base.order) :], len(base.order))]
+        parts = self._sorted.get(name)
+        if parts is None:
+            column, saved = self._column(name), self._saved.get(f"{name}_order")
+            order = np.argsort(column, kind="stable") if saved is None else saved
+            parts = self._sorted[name] = [_Sorted(column[order], order)]
+        if sum(len(part.order) for part in parts) < self._size:
+            base = parts[0]
+            fresh = _Sorted.of(self._column(name)[len(base.order) :], len(base.order))
+            many = len(fresh.order) > max(_FEW_FRESH, len(base.order) // _FRESH_SHARE)
+            parts = self._sorted[name] = [base.joined(fresh)] if many else [base, fresh]
+        return parts
 
     def _having(self, name: str, values: Rows) -> Rows:
         """Return the positions of all steps that have one of some values."""
-        found = np.concatenate([part.having(values) for part in self._parts(name)])
-        return found[self._alive[found]]
+        parts = [part.having(values) for part in self._parts(name)]
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return found[self._alive[found]] if self._dead else found
 
     def _find(self, rows: Rows) -> Rows:
-        """Return the position of each row, `NO_ROW` where it is missing."""
+        """Return the position of each row, `NO_ROW` where it is missing.
+
+        Asked again of the same array, which a search does with its candidates, it is remembered.
+        """
+        if self._found is not None and self._found[0] is rows:
+            return self._found[1]
         found = np.full(len(rows), NO_ROW, np.int64)
         for known, order in self._parts("rows"):
             if len(known):
                 # A replaced row stands twice; the last of equal rows is the newest.
-                place = np.maximum(np.searchsorted(known, rows, side="right") - 1, 0)
-                held = (known[place] == rows) & self._alive[order[place]]
-                found = np.where(held, order[place], found)
+                place = np.maximum(known.searchsorted(rows, side="right") - 1, 0)
+                position = order[place]
+                held = (known[place] == rows) & self._alive[position]
+                found = np.where(held, position, found)
+        self._found = rows, found
         return found
 
     def _look_up(self, name: str, rows: Rows, *, missing: int) -> Rows:
@@ -227,10 +235,12 @@ class _Sorted(NamedTuple):
 
     def having(self, values: Rows) -> npt.NDArray[Any]:
         """Return the positions of some values."""
-        first, last = (np.searchsorted(self.values, values, side) for side in ("left", "right"))
-        (some,) = (last > first).nonzero()
-        pairs = zip(first[some].tolist(), last[some].tolist(), strict=True)
-        return np.concatenate([self.order[:0], *(self.order[start:end] for start, end in pairs)])
+        first = self.values.searchsorted(values)
+        count = self.values.searchsorted(values, side="right") - first
+        behind = count.cumsum()
+        places = (first - behind + count).repeat(count)
+        places += np.arange(len(places))
+        return self.order[places]
 
 
 class TurnColumns:

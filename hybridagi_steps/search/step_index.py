@@ -34,7 +34,7 @@ from hybridagi_steps.search.index_cache import (
     load_cache,
     save_cache,
 )
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter, is_past_of
+from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores.address import is_server
@@ -334,7 +334,7 @@ class StepIndex:
         if found is None:
             return
         position = Position(*found.header["position"])
-        if not is_past_of(now, position):
+        if not position.may_be_past_of(now):
             log.info("the index cache is of another time of this store; building it anew")
             return
         try:

@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 _FIRST_CAPACITY = 256
 _MOST_ROOM = 8
 """So many times as many rows as are held there is room for, whatever is expected."""
-_WIDEST_TABLE = 32
+_WIDEST_TABLE, _LISTED = 32, 128
 _AT_ONCE = 2**11
 _LARGEST = np.iinfo(np.int16).max
 
@@ -78,7 +78,10 @@ def unpacked(stored: npt.NDArray[Any]) -> FloatMatrix:
     """Return the unit rows that `packed` was given."""
     if stored.dtype != np.int16:
         return stored
-    return unit_rows(stored.astype(np.float32), stored.shape[1], where="cached vector")
+    # Whole numbers: their sums of squares are those of `unit_rows`, to the last bit.
+    wide = stored.astype(np.float64)
+    lengths = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    return np.divide(wide, lengths[:, None], out=wide).astype(np.float32)
 
 
 def _without_direction(place: int, count: int, where: str) -> InvalidVectorError:
@@ -145,7 +148,7 @@ class VectorStore:
             if isinstance(positions, slice):
                 self._unread.need(np.array([positions.start]), np.array([positions.stop]))
             else:
-                self._unread.need(positions, positions + 1)
+                self._unread.need_rows(positions)
             if self._unread.whole:
                 self._unread = None
         return self._vectors
@@ -309,7 +312,7 @@ class Scope(NamedTuple):
 
 
 class Scopes:
-    """Turns rows into scopes; remembers the last narrow one.
+    """Turns rows into scopes; remembers narrow ones of rows that cannot change.
 
     Args:
         store: Where the rows stand.
@@ -319,10 +322,12 @@ class Scopes:
     def __init__(self, store: VectorStore, kept_rows: int) -> None:
         self._store, self._kept_rows = store, kept_rows
         self._last: tuple[Rows, Scope] | None = None
+        self._listed_before: dict[int, tuple[Rows, Scope]] = {}
 
     def forget(self) -> None:
         """Drop what is remembered: rows have come or gone."""
         self._last = None
+        self._listed_before.clear()
 
     def of(self, rows: Rows | None, narrow: int, *, gather: bool) -> Scope:
         """Return the scope of some rows; None: of all.
@@ -339,22 +344,32 @@ class Scopes:
         if len(rows) > narrow:
             allowed = store.holding(rows)
             return Scope(None, None, allowed, int(np.count_nonzero(allowed)))
-        if self._last is None or not _same(self._last[0], rows):
-            scope = self._listed(rows)
-            kept = rows if _is_frozen(rows) else rows.copy()
-        else:
+        if self._last is not None and _same(self._last[0], rows):
             kept, scope = self._last
             gather = True
+        elif _is_frozen(rows):
+            kept, scope = self._remembered(rows)
+        else:
+            kept, scope = rows.copy(), self._listed(rows)
         if gather and scope.vectors is None:
             scope = self._gathered(scope)
         self._last = kept, scope
         return scope
 
+    def _remembered(self, rows: Rows) -> tuple[Rows, Scope]:
+        """Return the rows of a filter, which are one array as long as it remembers them, listed."""
+        known = self._listed_before.pop(id(rows), None) or (rows, self._listed(rows))
+        if len(self._listed_before) >= min(_LISTED, self._store.count // max(1, len(rows))):
+            self._listed_before.clear()
+        self._listed_before[id(rows)] = known
+        return known
+
     def _listed(self, rows: Rows) -> Scope:
         if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
             rows = np.unique(rows)
         positions = self._store.positions(rows)
-        positions = positions[positions >= 0]
+        if positions.min(initial=0) < 0:
+            positions = positions[positions >= 0]
         return Scope(positions, None, None, len(positions))
 
     def _gathered(self, scope: Scope) -> Scope:

@@ -224,24 +224,23 @@ def piece_counts(
     sought = distinct(np.concatenate([_pieces(term.encode()) for term in ("", *terms)]))
     if not len(sought) or not len(words.ids):
         return np.zeros((len(words.lengths), len(sought)))
-    used = np.zeros(len(spelling[1]), np.bool_)
-    used[words.ids] = True
-    (used_ids,) = used.nonzero()
-    owner, piece = _found_pieces(spelling, used_ids, sought)
-    first = np.flatnonzero(np.diff(owner, prepend=-1))
-    having = slots.of(words, used_ids[owner[first]], len(spelling[1]))
+    owner, piece = _found_pieces(spelling, slots.used(words, len(spelling[1])), sought)
+    first = np.append(0, np.flatnonzero(owner[1:] != owner[:-1]) + 1)[: len(owner)]
+    having = slots.of(words, owner[first], len(spelling[1]))
     (found,) = (having >= 0).nonzero()
-    of_word = having[found]
+    document, place = words.at(found)
+    inside = place < words.window[document]
+    document, of_word = document[inside], having[found[inside]]
     each = np.diff(first, append=len(owner))[of_word]
-    document = np.repeat(words.document[found], each)
-    place = np.repeat(first[of_word] - np.cumsum(each) + each, each) + np.arange(len(document))
-    return counted(document, piece[place], len(words.lengths), len(sought))
+    place = np.repeat(first[of_word] - np.cumsum(each) + each, each)
+    place += np.arange(len(place))
+    return counted(np.repeat(document, each), piece[place], len(words.lengths), len(sought))
 
 
 def _found_pieces(
     spelling: Spelling, terms: npt.NDArray[np.intp], sought: npt.NDArray[np.uint32]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return for each piece sought and found the place of the term that has it, and of itself."""
+    """Return for each piece sought and found the term that has it, and the place of itself."""
     text, ends = spelling
     starts = np.where(terms > 0, ends[terms - 1], 0)
     pieces = np.maximum(ends[terms] - starts - (PIECE - 1), 0)
@@ -254,7 +253,7 @@ def _found_pieces(
     (found,) = likely[_hashed(codes)].nonzero()
     slot = np.minimum(np.searchsorted(sought, codes[found]), len(sought) - 1)
     same = sought[slot] == codes[found]
-    return owner[found[same]], slot[same]
+    return terms[owner[found[same]]], slot[same]
 
 
 def _hashed(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

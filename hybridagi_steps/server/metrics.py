@@ -43,7 +43,8 @@ class ServerMetrics:
         self.forks = counter("forks", "Sessions forked.")
         self.refused = counter(
             "refused",
-            "Requests refused because as many as may were in progress, by what they wanted.",
+            "Requests refused because as many as may were in progress, by what they wanted, or "
+            "because their user asked too often (`requests`).",
             ["kind"],
         )
         self.dropped = counter(

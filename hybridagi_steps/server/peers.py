@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import StorageError, UnknownRunError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageError, UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.filters import StepFilter
@@ -37,6 +38,9 @@ _RENEW_SECONDS = 0.5
 """How often this server shows that it lives; others give it twice that long."""
 _SWEEP_LOOKS = 120
 """After how many of these it forgets what is over."""
+_MOST_FAILURES = 20
+"""How often something is told in vain, by a look that has just shown that this server lives."""
+_START_TRIES, _START_SECONDS = 10, 0.5
 _ANSWER_SECONDS = 3.0
 """How long a request waits for its answer."""
 _MOST_PIECES = 1_000_000
@@ -58,13 +62,17 @@ class Peers:
         self.runs = runs
         self._memory, self._most_bytes = memory, most_bytes
         self._followed: dict[str, LiveRun] = {}
+        self._known: dict[str, live_runs.LiveRun] = {}
+        """What the last look found of them."""
         self._reading = asyncio.Semaphore(_READ_AT_ONCE)
         self._news, self._requests = asyncio.Event(), asyncio.Event()
         self._heard = {runs.REQUESTS: self._requests}
         """What is set when something is notified."""
         self._listening = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._untold: deque[Callable[[], None]] = deque()
+        self._untold: deque[tuple[str, Callable[[], None]]] = deque()
+        self._failures = 0
+        """How often the first of them could not be told though the database can be reached."""
         self._telling = asyncio.Lock()
 
     def begin(self, runner: StepRunner | None) -> None:
@@ -86,10 +94,11 @@ class Peers:
         is_end = event.type in FINAL_EVENTS
         if event.number == 1:
             begin = partial(self.runs.begin, run.run_id, run.session_id, run.user_id)
-            self._untold.append(begin)
+            self._untold.append((run.run_id, begin))
         if is_end or event.snapshot is not None:
             step_id = None if is_end else event.step_id
-            self._untold.append(partial(self.runs.tell, run.run_id, event.number or 0, step_id))
+            tell = partial(self.runs.tell, run.run_id, event.number or 0, step_id)
+            self._untold.append((run.run_id, tell))
         try:
             await self._tell()
         except StorageError as error:  # the run goes on, and others are told of it later
@@ -104,6 +113,7 @@ class Peers:
             run = LiveRun(run_id, found.session_id, self._most_bytes)
             run.user_id = found.user_id
             run = self._followed.setdefault(run_id, run)
+            self._known.setdefault(run_id, found)
             self._heard[self.runs.mark_of(run_id)] = self._news
             self._news.set()
         return run
@@ -131,11 +141,24 @@ class Peers:
             del self._heard[str(request_id)]
             await in_thread(partial(self.runs.withdraw, request_id))
 
-    async def _tell(self) -> None:
-        """Tell others what they are not told yet, in order; it may be told twice."""
+    async def _tell(self, *, reachable: bool = False) -> None:
+        """Tell others what they are not told yet, in order; it may be told twice.
+
+        Args:
+            reachable: Whether the database has just answered. What it goes on to refuse all the
+                same is left out, since all that comes after it would wait for ever.
+        """
         async with self._telling:
             while self._untold:
-                await in_thread(self._untold[0])
+                run_id, tell = self._untold[0]
+                try:
+                    await in_thread(tell)
+                except Exception as error:
+                    self._failures += reachable
+                    if isinstance(error, StorageError) and self._failures < _MOST_FAILURES:
+                        raise
+                    log.exception("other servers are not told something of run %s", run_id)
+                self._failures = 0
                 self._untold.popleft()
 
     async def _listen(self) -> None:
@@ -173,9 +196,9 @@ class Peers:
                 await self._news.wait()
             self._news.clear()
             try:
-                found = await in_thread(partial(self.runs.find_all, tuple(self._followed)))
-                runs = list(self._followed.values())
-                await asyncio.gather(*(self._catch_up(run, found.get(run.run_id)) for run in runs))
+                runs = dict(self._followed)  # others may come while these are looked at
+                found = await in_thread(partial(self.runs.find_all, tuple(runs)))
+                await asyncio.gather(*(self._catch_up(r, found.get(n)) for n, r in runs.items()))
                 works = True
             except StorageError as error:
                 if works:
@@ -184,8 +207,11 @@ class Peers:
 
     async def _catch_up(self, run: LiveRun, found: live_runs.LiveRun | None) -> None:
         last = run.last_number
-        over = found is None or not found.in_flight
-        if found is not None and (over or max(found.numbers.values(), default=0) > last):
+        if found is None:  # a purge, of whatever, forgets all that is over
+            found = self._known[run.run_id]._replace(in_flight=False)
+        self._known[run.run_id] = found
+        over = not found.in_flight
+        if over or max(found.numbers.values(), default=0) > last:
             try:
                 async with self._reading:
                     told = await in_thread(partial(told_events, self._memory, found))
@@ -199,6 +225,7 @@ class Peers:
                 over = True
         if over:
             self._followed.pop(run.run_id, None)
+            self._known.pop(run.run_id, None)
             self._heard.pop(self.runs.mark_of(run.run_id), None)
             run.end()
 
@@ -209,7 +236,7 @@ class Peers:
                 before, living = living, await in_thread(self.runs.renew)
                 if before - living:  # its runs were cut off
                     self._news.set()
-                await self._tell()
+                await self._tell(reachable=True)
                 if look % _SWEEP_LOOKS == 0:
                     await in_thread(self.runs.sweep)
                 for request_id, run_id, asked in await in_thread(self.runs.requests):
@@ -227,17 +254,24 @@ class Peers:
 
 
 def open_peers(memory: StepMemory, most_bytes: int) -> Peers | None:
-    """Return the servers on a PostgreSQL memory; None for a file, which one server serves."""
+    """Return the servers on a PostgreSQL memory; None for a file, which one server serves.
+
+    It may block for some seconds: a server that stands alone beside others would tell their runs'
+    readers what the store says of a run that was cut off.
+    """
     if not memory.address.startswith("postgres"):
         return None
     from hybridagi_steps.stores.postgres.live_runs import LiveRuns
 
-    try:
-        runs = LiveRuns(memory.whole_address, memory.namespace)
-    except StorageError as error:
-        log.warning("this server knows nothing of others on the same memory: %s", error)
-        return None
-    return Peers(memory, runs, most_bytes)
+    for tries_left in range(_START_TRIES, -1, -1):
+        try:
+            return Peers(memory, LiveRuns(memory.whole_address, memory.namespace), most_bytes)
+        except StorageError as error:
+            if not tries_left or isinstance(error, ReadOnlyStorageError):
+                log.warning("this server knows nothing of others on the same memory: %s", error)
+                return None
+        time.sleep(_START_SECONDS)
+    return None
 
 
 async def _set_within(signal: asyncio.Event, seconds: float) -> None:

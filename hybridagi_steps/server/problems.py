@@ -181,7 +181,8 @@ async def _answer_steps_error(request: Request, error: Exception) -> Response:
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         ours = error if status == HTTPStatus.INTERNAL_SERVER_ERROR else None
         log.error("%s %s: %s", request.method, request.scope["path"], error, exc_info=ours)
-    retry = {"Retry-After": "1"} if status in (429, 503) else None
+    seconds = error.retry_after_seconds if isinstance(error, errors.RateLimitedError) else 1
+    retry = {"Retry-After": str(seconds)} if status in (429, 503) else None
     return problem_response(
         status, _detail(request, error), error=type(error).__name__, headers=retry
     )

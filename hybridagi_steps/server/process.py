@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -171,6 +172,7 @@ def serve(
             end_at_next_signal()  # uvicorn has put back the handlers that it found
 
     loop = asyncio.new_event_loop()
+    gc.freeze()  # what is loaded stays: collections that looked at it held answers up for .1 s
     try:
         try:
             with contextlib.suppress(KeyboardInterrupt):
@@ -179,6 +181,7 @@ def serve(
             left = loop.run_until_complete(_cancelled(loop))
         return left
     finally:
+        gc.unfreeze()
         # Not as asyncio.run does: that waits for tasks and threads that may never end.
         loop.close()
         if server.given_up is not None:

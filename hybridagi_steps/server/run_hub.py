@@ -329,7 +329,7 @@ class RunHub:
 
     async def _free_place(self, user_id: str, most: int) -> str:
         for number in range(most):
-            place = f"user:{self._memory.namespace}:{user_id}:{number}"
+            place = f"user:{user_id}:{number}"
             if place in self._places:
                 continue
             self._places.add(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +12,12 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import NotAllowedError, UnknownSessionError, UnknownStepError
+from hybridagi_steps.errors import (
+    NotAllowedError,
+    RateLimitedError,
+    UnknownSessionError,
+    UnknownStepError,
+)
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.server.metrics import ServerMetrics
@@ -19,7 +25,7 @@ from hybridagi_steps.server.openai_form import Conversations
 from hybridagi_steps.server.run_hub import RunHub, left_behind
 from hybridagi_steps.server.security import CALLER
 from hybridagi_steps.server.settings import ServerSettings
-from hybridagi_steps.server.slots import Slots
+from hybridagi_steps.server.slots import RequestRates, Slots
 from hybridagi_steps.server.tokens import Caller
 from hybridagi_steps.server.views import named
 from hybridagi_steps.sessions.repository import SessionRepository
@@ -41,6 +47,8 @@ class Services:
     metrics: ServerMetrics
     settings: ServerSettings
     has_program: bool
+    rates: RequestRates = field(default_factory=RequestRates)
+    """Where no other servers share them."""
     conversations: Conversations = field(default_factory=Conversations)
     """Those of OpenAI's clients."""
 
@@ -105,6 +113,23 @@ class Services:
         own = active is None or active.user_id == caller.only_user
         # One that was erased while another's run goes on in it is not yet free.
         self.sessions_of(caller).check_allowed(session_id, new=own)
+
+    async def check_rate(self, user_id: str | None) -> None:
+        """Count a request of a user, and refuse it when there were too many.
+
+        Raises:
+            RateLimitedError: There is no room for it yet, on all servers of the memory together.
+        """
+        most, peers = self.settings.requests_per_minute, self.hub.peers
+        if user_id is None or most is None:
+            return
+        if peers is None:
+            wait = self.rates.admit(user_id, most)
+        else:
+            wait = await in_thread(partial(peers.runs.admit, user_id, most))
+        if wait is not None:
+            self.metrics.refused.labels("requests").inc()
+            raise RateLimitedError(most, max(1, math.ceil(wait)))
 
     async def asked(self, name: str, call: Callable[[], T]) -> T:
         """Return what a blocking question to the store answers, timed under a name."""

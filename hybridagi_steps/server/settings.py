@@ -29,6 +29,9 @@ class ServerSettings:
     max_user_runs: int | None = None
     """Runs of one user that are in flight at the same time, on all servers of a PostgreSQL memory
     together; None: as many as of all."""
+    requests_per_minute: int | None = None
+    """Requests of one user that are answered in a minute, on all servers of a PostgreSQL memory
+    together; as many may come at once. None: any number."""
     max_concurrency: int = CONCURRENCY
     """Searches and other questions to the memory that are answered at the same time. More than
     there are cores make each slower and none faster, unless a hosted embedder is waited for."""

@@ -1,4 +1,4 @@
-"""Admission: how much goes on at the same time, and the routes that wait for their turn.
+"""Admission: how much goes on at the same time, how often a user asks, and the routes that wait.
 
 A server that takes in more than it can do answers everybody late, and at last nobody. Here a few of
 each kind go on, a short queue waits, and whoever is one too many hears so at once; whoever leaves
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,6 +24,10 @@ from starlette.types import Receive
 
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.schemas import unambiguous_json
+from hybridagi_steps.server.tokens import CALLER
+
+_FORGET_FROM = 1_000
+"""Users, among whom those are looked for that need not be remembered."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -129,6 +134,35 @@ class Slots:
         )
 
 
+class RequestRates:
+    """How often each user asks one server, where no others share the count.
+
+    A user has a bucket that holds a minute's requests and fills evenly, so what is remembered is
+    when it is full again; whose is full is forgotten. Servers of a database have the same in a
+    table, `LiveRuns.admit`.
+    """
+
+    MINUTE = 60_000_000
+    """In microseconds: whole numbers add up to no more than a minute."""
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._full_at = dict[str, int]()
+        self._kept = _FORGET_FROM
+
+    def admit(self, user_id: str, per_minute: int) -> float | None:
+        """Count a request; return None, or after how many seconds there is room for one."""
+        now, each = self._clock() // 1_000, self.MINUTE // per_minute
+        full_at = max(self._full_at.get(user_id, now), now) + each
+        if full_at > now + self.MINUTE:
+            return (full_at - now - self.MINUTE) / 1e6
+        self._full_at[user_id] = full_at
+        if len(self._full_at) > self._kept:
+            self._full_at = {user: full for user, full in self._full_at.items() if full > now}
+            self._kept = max(_FORGET_FROM, 2 * len(self._full_at))
+        return None
+
+
 class _JsonRequest(Request):
     """A request that refuses JSON which says two things at once."""
 
@@ -138,13 +172,14 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose body names no key of an object twice."""
+    """A route for whoever does not ask too often, whose body names no key of an object twice."""
 
     def get_route_handler(self) -> Handler:
         """Return what answers a request."""
         handle = super().get_route_handler()
 
         async def answered(request: Request) -> Response:
+            await request.app.state.services.check_rate(request.scope[CALLER].only_user)
             return await self.answer(handle, _JsonRequest(request.scope, request.receive))
 
         return answered

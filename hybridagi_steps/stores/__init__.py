@@ -22,12 +22,21 @@ from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeou
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import StoreBackend
 
-__all__ = ["ENTRY_POINT_GROUP", "address_text", "is_served", "open_store", "refuse_older"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "address_text",
+    "is_served",
+    "known_namespace",
+    "open_store",
+    "refuse_older",
+]
 
 ENTRY_POINT_GROUP = "hybridagi_steps.stores"
 """Where other packages announce their back-ends."""
 
 MAX_NAMESPACE_LENGTH = 128
+_NAMED = 10
+"""How many namespaces an error names."""
 
 _MEMORY, _FILE = ":memory:", "file"
 _SQLITE = "hybridagi_steps.stores.sqlite:SqliteStepStore"
@@ -73,10 +82,8 @@ def refuse_older(address: str) -> None:
     Raises:
         StorageError: Nothing is there, or it is of an earlier version.
     """
-    module = _BACKENDS.get(_scheme(address), "").partition(":")[0]
-    if not module:
-        return  # another package's affair
-    schema = import_module(f"{module}.schema")
+    if (schema := _schema(address)) is None:
+        return
     found, latest = schema.stored_version(address), schema.latest_version()
     if found == 0:
         raise StorageError(f"{shown_address(address)} holds no step memory.")
@@ -85,6 +92,32 @@ def refuse_older(address: str) -> None:
             f"{shown_address(address)} has schema version {found}, this library writes {latest}; "
             "when nothing older writes to it any more, `hybridagi-steps stats` migrates it."
         )
+
+
+def known_namespace(address: str, namespace: str | None) -> str:
+    """Return a namespace that is there, any where None is asked for; opening would make another.
+
+    Raises:
+        StorageError: There is no step memory.
+        InvalidSettingError: There is no such namespace.
+    """
+    schema = _schema(address)
+    found = None if schema is None else schema.stored_namespaces(address)
+    if found is None or namespace in found:
+        return namespace or "default"
+    shown = shown_address(address)
+    if not found:
+        raise StorageError(f"{shown} holds no step memory.")
+    if namespace is None:
+        return found[0]
+    others = ", ".join(map(repr, found[:_NAMED])) + (", …" if len(found) > _NAMED else "")
+    raise InvalidSettingError(f"{shown} has no namespace {namespace!r}; it has {others}.")
+
+
+def _schema(address: str) -> Any:
+    """Return what knows whether something is stored at an address; None of other packages."""
+    module = _BACKENDS.get(_scheme(address), "").partition(":")[0]
+    return import_module(f"{module}.schema") if module else None
 
 
 def address_text(address: object) -> str:

@@ -73,7 +73,7 @@ def check_repeated(
 def refuse_twice(ids: Sequence[str]) -> None:
     """Check that no id stands twice in one call."""
     seen: set[str] = set()
-    for step_id in ids:
+    for step_id in ids if len({*ids}) < len(ids) else ():
         if step_id in seen:
             raise DuplicateStepError(step_id, in_call=True)
         seen.add(step_id)

@@ -96,7 +96,7 @@ class Hygiene(Scoring):
         steps = self._open_store.get(wanted, vectors=True)
         if missing := set(wanted) - {id_text(step.id) for step in steps}:
             raise UnknownStepError(min(missing))
-        scores = self.run_scores({step.run_id for step in steps if step.run_id})
+        scores = self.run_scores({step.run_id for step in steps if step.run_id is not None})
         for step in steps:
             rest = {key: value for key, value in (step.metadata or {}).items() if key != PINNED}
             step.metadata = {**rest, PINNED: True} if pinned else rest or None

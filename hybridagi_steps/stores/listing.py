@@ -8,12 +8,12 @@ have, by when something of them was written last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from heapq import merge
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import MemoryClosedError
@@ -22,12 +22,25 @@ from hybridagi_steps.recording_hooks import RunInFlight, runs_in_flight
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.listings import Runs, Sessions
+from hybridagi_steps.records.message import Step, in_utc
+from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import RunSummary, SessionSummary, details_id
 from hybridagi_steps.validation import Where, checked_page, of_steps
 
 DETAILS = "session_details"
 """The scope of the steps that keep what people call sessions, and what programs note of them."""
 _NEWEST = 10
+_SESSIONS, _TITLE = 200, 80
+"""How far runs that were cut off are looked for, and how much of their message is shown."""
+
+
+@runtime_checkable
+class _HasUnanswered(Protocol):
+    """A store that finds the ends of many sessions at once."""
+
+    def unanswered(self, limit: int) -> list[Step]:
+        """Return the last messages of the sessions written last that are no model's answer."""
+        ...
 
 
 class Listing(ABC):
@@ -53,7 +66,8 @@ class Listing(ABC):
     ) -> Runs:
         """Return what is known of each run, newest first; the list says when there are more.
 
-        Those in flight in this process are among them.
+        Those in flight in this process are among them, and those that a kill cut off before their
+        first step: of the 200 sessions written last the ones whose last message is theirs.
 
         Args:
             where: Only runs of which some step matches; `user_id` and `scope` mean what they do
@@ -75,7 +89,8 @@ class Listing(ABC):
         asked = of_steps(where).model_copy(update=given)
         store, flying = self._open_store, runs_in_flight(self)
         new = [_unstored(run) for run in flying.values() if _is_new(store, run, asked)]
-        found = store.runs(limit=limit + 1, offset=max(0, offset - len(new)), where=asked)
+        left = [run for run in _cut_off(store, flying) if _is_new(store, run, asked)]
+        found = _merged(store, left, limit + 1, max(0, offset - len(new)), asked)
         every = [*new[offset : offset + limit], *found]
         firsts = store.get([run.first_step for run in every[:limit] if run.first_step])
         titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
@@ -187,6 +202,53 @@ def _fits(run: RunInFlight, asked: StepFilter) -> bool:
     )
 
 
-def _unstored(run: RunInFlight) -> RunSummary:
+def _cut_off(store: StoreBackend, flying: Container[str]) -> list[RunInFlight]:
+    """Return the runs at the end of sessions that have not told how they ended, newest first.
+
+    Of most there are steps; what is known of a run without one is its last message.
+    """
+    if not isinstance(store, _HasUnanswered):
+        return []
+    return [
+        RunInFlight(
+            step.run_id,
+            in_utc(step.created_at).isoformat(),
+            step.session_id,
+            step.user_id,
+            title=" ".join(str(step.content or "").split())[:_TITLE],
+        )
+        for step in sorted(store.unanswered(_SESSIONS), key=_said_at, reverse=True)
+        if step.run_id is not None
+        and step.run_id not in flying
+        and "run" not in (step.metadata or {})
+        and source_of(step.metadata) is None
+    ]
+
+
+def _said_at(step: Step) -> datetime:
+    return step.created_at
+
+
+def _merged(
+    store: StoreBackend, left: Sequence[RunInFlight], limit: int, offset: int, asked: StepFilter
+) -> list[RunSummary]:
+    """Return a page of the stored runs, with those that were cut off where their time is."""
+    first = max(0, offset - len(left))  # so many stored ones are passed over for certain
+    found = store.runs(limit=limit + len(left), offset=first, where=asked)
+    if not left or (first and not found):
+        return found
+    cut_off = [_unstored(run, "interrupted") for run in left]
+    if first:  # the newer ones are passed over with them
+        cut_off = [run for run in cut_off if _begun(run) <= _begun(found[0])]
+    passed = first + len(left) - len(cut_off)
+    both = merge(found, cut_off, key=_begun, reverse=True)
+    return [*islice(both, offset - passed, offset - passed + limit)]
+
+
+def _begun(run: RunSummary) -> datetime:
+    return datetime.fromisoformat(run.started_at)
+
+
+def _unstored(run: RunInFlight, status: str = "running") -> RunSummary:
     known = (run.run_id, run.session_id, run.scope, 0, 0, "", run.started_at, run.started_at)
-    return RunSummary(*known, None, None, "running", run.title)
+    return RunSummary(*known, None, None, status, run.title)

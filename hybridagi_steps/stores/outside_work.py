@@ -9,11 +9,18 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from hybridagi_steps.errors import StorageError
-from hybridagi_steps.outside_files import QueuedRun, StateFolder, erase_from_queue, plan_runs
+from hybridagi_steps.outside_files import (
+    QueuedRun,
+    StateFolder,
+    Whose,
+    erase_from_queue,
+    plan_runs,
+)
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.stores.address import is_server, shown_address
 
@@ -25,15 +32,17 @@ def erase_outside(
     plans: dict[str, str | None],
     gone: Callable[[QueuedRun], bool],
     address: str,
+    whose: Whose,
 ) -> list[str]:
     """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
 
-    A queue on another server than the memory's is reached where its address needs no password.
+    A queue on another server than the memory's is reached where its address needs no password. Of
+    `whose` servers of the memory forget how often he asked, too.
 
     Returns:
         Those that could not be reached.
     """
-    planned = plan_runs(plans)
+    planned = plan_runs(plans, whose.namespace)
     queues = {place: place for place in store.places()}
     if address.startswith("postgres"):
         own = _database(address)  # which other users have noted under theirs
@@ -43,7 +52,7 @@ def erase_outside(
         queues[str(own)] = str(own)
     unreached: dict[str, None] = {}
     for shown, place in queues.items():
-        erase_from = _erase_from_server if is_server(place) else _erase_from_file
+        erase_from = partial(_erase_from_server, whose) if is_server(place) else _erase_from_file
         try:
             erase_from(place, lambda run: gone(run) or planned(run))
         except (OSError, sqlite3.Error, StorageError):
@@ -62,13 +71,13 @@ def _database(address: str) -> str:
     return _USER.sub("", shown_address(address).partition("://")[2])
 
 
-def _erase_from_server(address: str, gone: Callable[[QueuedRun], bool]) -> None:
+def _erase_from_server(whose: Whose, address: str, gone: Callable[[QueuedRun], bool]) -> None:
     """Erase runs from the queues of a PostgreSQL database."""
     if find_spec("psycopg") is None:
         raise OSError("the extra postgres is not installed")
     from hybridagi_steps.stores.postgres.work_tables import erase_work
 
-    erase_work(address, gone)
+    erase_work(address, gone, whose)
 
 
 def _erase_from_file(path: str, gone: Callable[[QueuedRun], bool]) -> None:

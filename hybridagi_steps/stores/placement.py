@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -112,6 +111,8 @@ def read_placement(file: Path) -> Placement:
     Raises:
         PlacementError: It cannot be read, or is none; it says which line to mend.
     """
+    import tomllib
+
     try:
         text = file.read_text("utf-8")
         told = tomllib.loads(text)

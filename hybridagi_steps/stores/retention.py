@@ -18,7 +18,6 @@ from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.recording_hooks import runs_in_flight
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.validation import Where, in_every_scope, is_number
 
 _AT_ONCE = {"sessions": 20, "runs": 50, "steps": 500}
@@ -75,6 +74,10 @@ class Expired(NamedTuple):
 @runtime_checkable
 class RetentionStore(Protocol):
     """What a store has besides that removes what is old."""
+
+    def now(self) -> datetime:
+        """Return the time, UTC, by a clock that all who use the store share where there is one."""
+        ...
 
     def old_units(self, where: StepFilter) -> Units:
         """Return what matching steps and messages belong to, oldest first."""
@@ -160,7 +163,8 @@ class Retention(ABC):
         that others write between; a call that was cut short is made again.
 
         Args:
-            days: How much is kept, by the times of steps and messages; above 0, also below 1.
+            days: How much is kept, by the times of steps and messages, until now by the clock of
+                the database's server; above 0, also below 1.
             where: What may go, in every scope unless it names one; by default all.
             dry_run: Only count.
             progress: Called with (done, total) as batches end.
@@ -170,10 +174,10 @@ class Retention(ABC):
             InvalidFilterError: An unknown key in `where`.
             InvalidMemoryError: The store of this memory removes nothing by age.
         """
-        before, asked = _days_ago(days), in_every_scope(where)
-        store = self._open_store
+        asked, store = in_every_scope(where), self._open_store
         if not isinstance(store, RetentionStore):
             raise InvalidMemoryError(self, "a store that removes by age")
+        before = _days_ago(days, store)
         until = before if asked.until is None else min(before, asked.until)
         expiry = self._expiry(asked.model_copy(update={"until": until}))
         units = store.old_units(expiry.where)
@@ -202,11 +206,11 @@ class Retention(ABC):
         return Expiry(where, frozenset(runs), frozenset(sessions))
 
 
-def _days_ago(days: float) -> datetime:
+def _days_ago(days: float, store: RetentionStore) -> datetime:
     """Return the time so many days ago."""
     if not is_number(days) or not 0 < days < math.inf:
         raise InvalidSettingError(f"days is a number above 0, not {days!r:.80}.")
     try:
-        return utc_now() - timedelta(days=days)
+        return store.now() - timedelta(days=days)
     except OverflowError as error:
         raise InvalidSettingError(f"{days:g} days ago there was no calendar.") from error

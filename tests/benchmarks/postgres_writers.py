@@ -5,7 +5,8 @@
 Each writer is a process with a session of its own and commits one message at a time. The bare ones
 insert the same rows into the same tables of another database: a message and the line of its
 session, in a transaction. An append of one step is compared in one process, block by block. With
-`--before` the package of another checkout takes its turns, too.
+`--before` the package of another checkout takes its turns, too. Meanwhile what connections wait for
+is looked at: each other's locks, the log's disk, their client.
 """
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,9 +20,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -48,6 +51,12 @@ _BARE_SESSION = b"""UPDATE hybridagi_steps.session SET updated_at = %s, checksum
 _BACKENDS = b"""SELECT pid FROM pg_stat_activity
     WHERE datname = current_database() AND backend_type = 'client backend'
         AND application_name <> current_setting('application_name')"""
+_WAITS = b"""SELECT CASE WHEN wait_event_type = 'Lock' THEN 'a lock'
+        WHEN wait_event IN ('WALWrite', 'WalSync', 'WalWrite') THEN 'the log'
+        WHEN wait_event_type = 'Client' THEN 'its client' ELSE 'anything else' END
+    FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name <> current_setting('application_name') AND wait_event IS NOT NULL"""
+_LOOK_SECONDS = 0.01
 _GAPS = """SELECT sum(%s + 1 - told), sum(last - kept) FROM (SELECT count(DISTINCT m.id) AS told,
         max(sequence) AS last, count(*) AS kept FROM hybridagi_steps.message m
     JOIN hybridagi_steps.session s ON s.branch_id = m.branch_id GROUP BY s.branch_id) sessions"""
@@ -141,7 +150,7 @@ class Worker:
             text=True,
             env={**os.environ, "PYTHONPATH": str(checkout)},
         )
-        self._address = address
+        self.address = address
         assert self._process.stdin
         assert self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
@@ -158,7 +167,7 @@ class Worker:
 
     def processors(self) -> tuple[float, float]:
         """Return the seconds of CPU that it and all connections to its database have taken."""
-        with psycopg.connect(self._address, application_name="watching") as connection:
+        with psycopg.connect(self.address, application_name="watching") as connection:
             backends = [pid for (pid,) in connection.execute(_BACKENDS)]
         return _seconds([self._process.pid]), _seconds(backends)
 
@@ -178,19 +187,42 @@ def _spent(workers: list[Worker]) -> list[float]:
     return [1e6 * sum(client for client, _ in taken), 1e6 * taken[0][1]]
 
 
+@contextmanager
+def watched(worker: Worker, waits: Counter[str]) -> Generator[None]:
+    """Count what the connections to a worker's database wait for, looking again and again."""
+    ended = threading.Event()
+
+    def look() -> None:
+        with psycopg.connect(worker.address, autocommit=True, application_name="watching") as one:
+            while not ended.wait(_LOOK_SECONDS):
+                waits.update(what for (what,) in one.execute(_WAITS))
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
+
+
 def contest(rivals: dict[str, list[Worker]], rounds: int, count: int) -> dict[str, Any]:
     """Let groups of workers write in turns; return what each writes a second, p50, p99 and CPU."""
     times, rates = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    spent = defaultdict[str, list[list[float]]](list)
+    spent, waits = (
+        defaultdict[str, list[list[float]]](list),
+        defaultdict[str, Counter[str]](Counter),
+    )
     try:
         for workers in rivals.values():
             assert all(worker.hear() == "ready\n" for worker in workers)
         for turn in range(rounds + 1):
             for name, workers in rivals.items():
                 before, begun = _spent(workers), time.perf_counter()
-                for worker in workers:
-                    worker.tell(str(count))
-                taken = [ms for worker in workers for ms in json.loads(worker.hear())]
+                with watched(workers[0], waits[name]):
+                    for worker in workers:
+                        worker.tell(str(count))
+                    taken = [ms for worker in workers for ms in json.loads(worker.hear())]
                 seconds = time.perf_counter() - begun
                 if turn:  # the first warms up
                     after = _spent(workers)
@@ -209,6 +241,7 @@ def contest(rivals: dict[str, list[Worker]], rounds: int, count: int) -> dict[st
             "p99_ms": sorted(times[name])[int(0.99 * (len(times[name]) - 1))],
             "client_us": median(client for client, _ in spent[name]),
             "server_us": median(server for _, server in spent[name]),
+            "waits": waits[name],
         }
         for name in rivals
     }
@@ -256,8 +289,13 @@ def _print(what: str, found: dict[str, Any]) -> None:
             f"{name:24} {told['per_second']:8.0f}/s  p50 {told['p50_ms']:7.3f} ms"
             f"  p99 {told['p99_ms']:7.3f} ms  p50 to bare {ratio:5.2f}"
             f"  p99 to bare p50 {told['p99_ms'] / found[BARE]['p50_ms']:5.2f}"
+            f"  to own p50 {told['p99_ms'] / told['p50_ms']:5.2f}"
             f"  CPU us: client {told['client_us']:4.0f} server {told['server_us']:4.0f}"
         )
+    for name, told in found.items():
+        seen = told["waits"].most_common()
+        shares = (f"{what} {times / told['waits'].total():.1%}" for what, times in seen)
+        print(f"{name:24} of {told['waits'].total():,} looks, waiting for {', '.join(shares)}")
 
 
 def main() -> None:

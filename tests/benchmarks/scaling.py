@@ -2,10 +2,11 @@
 
 A file of made-up steps is built once per size, kept in `workdir`, and copied for each measurement,
 so that nothing is asked of a file that something else has warmed up or written to. Its filters were
-asked for once: a first filter is the first of a process, not of the memory's life. What a process
-does once (open, its first search by a filter, its first search after an add) is timed in fresh
-processes, all else over many calls of one process; see scaling_process.py. `growth` is how many
-times as much CPU the largest size takes as the one a decade below it: 10 is linear, 1 is flat.
+asked for once: a first filter is the first of a process, not of the memory's life. A whole process
+finds its modules compiled, as it does wherever it ran before. What a process does once (open, its
+first search by a filter, its first search after an add) is timed in fresh processes, all else over
+many calls of one process; see scaling_process.py. `growth` is how many times as much CPU the
+largest size takes as the one a decade below it: 10 is linear, 1 is flat.
 
 Bytes on disk are those of the database with the cache of its index. An imported chat is measured by
 itself, and what a memory takes that holds nothing yet (pages of empty tables) is told apart: of a
@@ -174,7 +175,8 @@ def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
     found[NO_CACHE] = bare
     with _copied(made) as path:
         command = [sys.executable, "-c", _CLI, "search", made_queries(1)[0], "--db", str(path)]
-        found[WHOLE] = _middle([_whole(command) for _ in range(starts)])
+        compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "code")}
+        found[WHOLE] = _middle([_whole(command, compiled) for _ in range(1 + starts)][1:])
     for what in OVER_AND_OVER:
         with _copied(made) as path:
             found[what] = _in_a_process(path, what, rounds)
@@ -244,10 +246,11 @@ def _in_a_process(path: Path, what: str, rounds: int) -> dict[str, Any]:
     return orjson.loads(done.stdout.splitlines()[-1])
 
 
-def _whole(command: Sequence[str]) -> dict[str, float]:
+def _whole(command: Sequence[str], settings: dict[str, str]) -> dict[str, float]:
     """Return what a command takes from its start to its end."""
     began = time.perf_counter()
-    child = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
+    environment = os.environ | settings
+    child = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:

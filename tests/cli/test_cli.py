@@ -92,6 +92,18 @@ def test_help_loads_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_searching_for_a_program_reads_no_source_and_draws_no_table(filled: str) -> None:
+    code = (
+        "import sys, linecache; from hybridagi_steps.cli import main; "
+        f"main(['search', 'refund', '--json', '--db', {filled!r}]); "
+        f"main(['stats', '--json', '--db', {filled!r}]); "
+        "spare = {'rich', 'tokenizers', 'tomllib', 'hybridagi_steps.server'} & set(sys.modules); "
+        "sys.exit(','.join(sorted(spare | linecache.cache.keys())) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_searching_and_showing_load_what_they_use(filled: str) -> None:
     code = (
         "import sys; from hybridagi_steps.cli import main; "

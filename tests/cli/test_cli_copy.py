@@ -85,7 +85,7 @@ def test_bad_input_is_one_line(run: Run, tmp_path: Path, postgres_address: str) 
         assert said in err
         assert not Path("b.db").exists(), source
     code, _, err = run("copy", "a.db", "b.db", "--namespace", "typo")
-    assert (code, "holds nothing; it has default" in err) == (2, True)
+    assert (code, "no namespace 'typo'; it has 'default'." in err) == (2, True)
     assert Path("older.db").read_bytes() == before
 
 

@@ -389,12 +389,15 @@ class BranchContract:
         assert store.pinned_steps("s", branch_id=attempt) == [(1, "a"), (2, "b")]
         assert store.pinned_steps("unknown") == []
 
-    def test_places_are_noted_once(self, store: SessionStepStore) -> None:
+    def test_places_are_noted_once_and_of_each_namespace(
+        self, store: SessionStepStore, other: SessionStepStore
+    ) -> None:
         store.note_place("/b.runs")
         store.note_place("/a.runs")
         store.note_place("/b.runs")
         assert {"/a.runs", "/b.runs"} <= set(store.places())
         assert len(store.places()) == len(set(store.places()))
+        assert "/a.runs" not in other.places()
 
     def test_clear_forgets_sessions_and_never_reuses_a_branch(
         self, store: SessionStepStore

@@ -119,7 +119,9 @@ def _input(step: AgentStep, name: str) -> object:
 
 
 def _scored(step: AgentStep, where: StepFilter, run_scores: Mapping[str, float]) -> bool:
-    score = step.score if step.score is not None else run_scores.get(step.run_id or "")
+    score = step.score
+    if score is None and step.run_id is not None:  # which may be the empty text
+        score = run_scores.get(step.run_id)
     return where.min_score is None or (score is not None and score >= where.min_score)
 
 

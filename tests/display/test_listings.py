@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import dspy
+import pytest
 
 import hybridagi_steps as hs
+from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps.cli import main
+from hybridagi_steps.records.agent_step import AgentStepType
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.testing import scripted_lm
 
 
@@ -61,3 +67,25 @@ def test_results_attempts_and_comparisons_are_short() -> None:
     assert "retry after message 1" in str(attempts)
     assert repr(compared).count("<b>Here") == 2
     assert "&lt;b&gt;Here" in compared._repr_html_()
+
+
+def test_a_name_stays_on_one_line_and_seems_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are printed to be typed again, and a listing has its columns in the same lines."""
+    odd, file = "a\nb\x1b[31m\t\r\u2028c", str(tmp_path / "steps.db")
+    shown = r"a\nb\x1b[31m\t\r\u2028c"
+    monkeypatch.setenv("COLUMNS", "200")
+    with StepMemory(file, embedder="hashing") as memory:
+        memory.add(AgentStep(step_type=AgentStepType.Action, run_id=odd, session_id=f"only {odd}"))
+        said = Step(session_id=odd, role=MessageRole.USER, content="hello")
+        asyncio.run(memory.repository().append(odd, [said]))
+        memory.repository().store.fork(odd, 1, f"fork {odd}")
+        memory.revoke({"run_id": odd}, reason="why")
+    for command in (["runs"], ["sessions"], ["show", odd], ["revoke", "--list"]):
+        assert main([*command, "--db", file]) == 0
+        said_out = capsys.readouterr().out
+        assert shown in said_out, command
+        assert not set(said_out) & set("\x1b\t\r\u2028\ufffd"), command
+    assert main(["fork", odd, "1", "--as", f"copy {odd}", "--db", file]) == 0
+    assert capsys.readouterr().out == f"copy {shown}\n"

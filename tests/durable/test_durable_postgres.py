@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from sqlalchemy import make_url
 from sqlalchemy.dialects import postgresql
 
 from hybridagi_steps import StepMemory
-from hybridagi_steps.durable.engine import QueueDatabase
+from hybridagi_steps.durable.engine import QueueDatabase, QueueTables
 from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.durable.session_runs import DurableRunner
 from hybridagi_steps.errors import StorageError
@@ -188,21 +188,36 @@ async def handed_out_more(durable: DurableRunner) -> list[Any]:
 
 
 def test_a_name_is_its_living_holders(postgres_address: str) -> None:
-    first, second = (Presence(postgres_address) for _ in range(2))
+    first, second = (Presence(postgres_address, "n") for _ in range(2))
     assert first.take("a")
     assert first.take("a"), "renewed"
     assert not second.take("a")
     assert second.take("b")
     second.close()  # as after kill -9
     wait_for(lambda: first.take("b"), "the server to see that it is gone")
-    first.ask(f"UPDATE {WORK_SCHEMA}.presence SET seen_at = seen_at - interval '1 minute'")
-    third = Presence(postgres_address)
+    first.ask(f"UPDATE {WORK_SCHEMA}.lease SET seen_at = seen_at - interval '1 minute'")
+    third = Presence(postgres_address, "n")
     assert third.take("a"), "not renewed, as by a machine that is gone"
     assert not first.take("a"), "and so its first holder learns that it was away"
     third.release("a")
     assert first.take("a")
     first.close()
     third.close()
+
+
+def test_statements_about_work_have_limits(postgres_address: str) -> None:
+    asked = "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
+    database = QueueDatabase.of(postgres_address, "a queue")
+    client = database.client("some")
+    with (
+        closing(Presence(postgres_address, "n")) as presence,
+        closing(QueueTables(database, "some")) as q,
+    ):
+        found = [presence.ask(asked), q.ask(asked)]
+    with client._sys_db.engine.connect() as dbos:
+        found.append([*map(tuple, dbos.exec_driver_sql(asked))])
+    client.destroy()
+    assert [[*map(tuple, rows)] for rows in found] == [[("10min", "30s")]] * 3
 
 
 PAGES = """SELECT coalesce(string_agg(encode(pg_read_binary_file(pg_relation_filepath(oid)),

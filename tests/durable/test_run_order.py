@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,20 @@ import pytest
 
 pytest.importorskip("dbos", reason="needs the extra `durable`")
 
+from dbos import DBOS
+from server_cases import until
+
 from hybridagi_steps import AgentSession, StepMemory, StepRunner
+from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.durable.session_runs import DurableRunner
 from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.planning.orchestrator import Orchestrator
+from hybridagi_steps.planning.plan import Plan, PlanStep
+from hybridagi_steps.planning.worker import Finished, Work
+from hybridagi_steps.stores.address import is_server
+from hybridagi_steps.workspace.workspace import Workspace
+
+PATIENCE = 60.0
 
 Asked = tuple[str, str, int]
 """Session, message and priority of a run; sessions begin with the name of their user."""
@@ -122,11 +134,50 @@ def test_no_user_has_more_runs_in_flight_than_may_be(place: str) -> None:
     assert len(echo.asked) == 60
 
 
+def test_steps_of_the_plan_with_the_smallest_priority_go_first(place: str) -> None:
+    if not is_server(place):
+        place = f"{place}.plans"
+    asked: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        asked.append(work.step.id)
+        begun.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        return Finished(summary="done")
+
+    def plan(name: str) -> Plan:
+        return Plan(name="p", steps=[PlanStep(id=f"{name}-{n}", goal="g") for n in range(3)])
+
+    def waiting() -> int:
+        found = DBOS.list_queued_workflows(load_input=False)
+        return sum(each.status == "ENQUEUED" for each in found)
+
+    with DurableQueue(place, poll_seconds=0.02) as queue, ThreadPoolExecutor() as pool:
+        planner = Orchestrator(executor=execute, durable=queue)
+        queue.open(Orchestrator(executor=execute, max_parallel=1).plan_worker())
+        late = pool.submit(planner.run, "later", plan=plan("later"), key="later")
+        assert begun.wait(PATIENCE)
+        until(lambda: waiting() == 2)
+        urgent = pool.submit(partial(planner.run, "now", plan=plan("now"), key="now", priority=-5))
+        last = pool.submit(
+            partial(planner.run, "last", plan=plan("last"), key="last", priority=1_000)
+        )
+        until(lambda: waiting() == 8)
+        go_on.set()
+        assert all(each.result(PATIENCE).success for each in (late, urgent, last))
+    plans = [name.partition("-")[0] for name in asked]
+    assert plans == ["later", *["now"] * 3, *["later"] * 2, *["last"] * 3]
+
+
 USERS = ("ann", "bob", "cat")
 
 
 @pytest.mark.parametrize("priority", [-1001, 1001, 0.5, True, None])
 def test_what_is_no_priority_is_refused(tmp_path: Path, priority: Any) -> None:
+    with pytest.raises(InvalidSettingError, match="priority"):
+        Orchestrator().run("build", priority=priority)
     with (
         StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
         DurableRunner(memory=memory) as durable,

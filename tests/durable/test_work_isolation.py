@@ -16,22 +16,25 @@ psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not insta
 from stores.test_postgres_roles import Roles  # noqa: E402
 
 from hybridagi_steps import StepMemory, StepRunner  # noqa: E402
+from hybridagi_steps.durable.plan_steps import DurableQueue  # noqa: E402
 from hybridagi_steps.durable.session_runs import DurableRunner  # noqa: E402
 from hybridagi_steps.errors import UnknownRunError  # noqa: E402
+from hybridagi_steps.planning.orchestrator import Orchestrator  # noqa: E402
+from hybridagi_steps.planning.plan import Plan, PlanStep  # noqa: E402
+from hybridagi_steps.planning.worker import Finished, Work  # noqa: E402
 from hybridagi_steps.stores.postgres.live_runs import LiveRuns  # noqa: E402
 from hybridagi_steps.stores.postgres.work_tables import (  # noqa: E402
     WORK_SCHEMA,
     isolate,
     schema_of_queue,
 )
+from hybridagi_steps.workspace.workspace import Workspace  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 TABLES = f"SELECT tablename FROM pg_tables WHERE schemaname = '{WORK_SCHEMA}'"
-SHARED = {
-    *("presence", "queues", "application_versions", "dbos_migrations", "workflow_schedules"),
-}
-"""What says how the database is set up, and who lives: every role that works sees it."""
+SHARED = {"application_versions", "dbos_migrations", "workflow_schedules"}
+"""What says how the database is set up: every role that works sees it."""
 
 
 @pytest.fixture
@@ -73,6 +76,30 @@ def worked(address: str, namespace: str, file: Path) -> tuple[str, str]:
     return run, job
 
 
+def planned(address: str, namespace: str) -> None:
+    """Have a plan done from the queue, under a key that other namespaces have, too."""
+    told = threading.Event()
+
+    async def execute(work: Work, workspace: Workspace | None) -> Finished:
+        if work.step.id == "slow" and not told.is_set():
+            told.set()
+            await asyncio.sleep(60)
+        return Finished(summary=f"a secret of {namespace}")
+
+    steps = [PlanStep(id=name, goal=f"find what is of {namespace}") for name in ("a", "slow")]
+    with (
+        StepMemory(address, namespace=namespace, embedder="hashing") as memory,
+        DurableQueue(address, poll_seconds=0.05, worker_id="planner") as queue,
+    ):
+        made = Orchestrator(executor=execute, memory=memory, durable=queue)
+        threading.Thread(target=lambda: (told.wait(30), made.cancel())).start()
+        assert made.run("build", plan=Plan(name="p", steps=steps), key="k").status == "cancelled"
+        done = made.run("build", plan=Plan(name="p", steps=steps), key="k")
+        assert done.success, done
+        assert [step.summary for step in done.steps] == [f"a secret of {namespace}"] * 2
+        made.run("build again", plan=Plan(name="p", steps=steps[:1]), key="k2")
+
+
 def test_a_bound_role_works_and_sees_its_own_alone(roles: Roles, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     file.write_text('{"step_type": "Action", "inputs": {"purpose": "p"}}\n')
@@ -80,8 +107,12 @@ def test_a_bound_role_works_and_sees_its_own_alone(roles: Roles, tmp_path: Path)
     worked(roles.owner, "one", file)  # makes the schema
     two = roles.granted("server", "two")
     done = {one: worked(one, "one", file), two: worked(two, "two", file)}
+    for address, namespace in ((one, "one"), (two, "two")):
+        planned(address, namespace)
     live = LiveRuns(two, "two")
     live.begin("live", "s", "ann")
+    assert live.admit("ann", 5) is None
+    assert live.hold("user:ann:0")
     live.tell("live", 1, "m")
     live.ask("live", cancel=True)
     for table in {name for (name,) in rows(roles.owner, TABLES)} - SHARED:
@@ -89,9 +120,9 @@ def test_a_bound_role_works_and_sees_its_own_alone(roles: Roles, tmp_path: Path)
         everything = rows(roles.owner, f"SELECT * FROM {WORK_SCHEMA}.{table}")
         assert not [row for row in seen[one] if row in seen[two]], table
         assert "of two" not in str(seen[one]), table
-        if table in ("live_run", "run_event", "run_request", "workflow_status"):
+        if table in ("live_run", "run_event", "run_request", "workflow_status", "lease", "queues"):
             assert seen[two]
-            assert len(everything) == len(seen[one]) + len(seen[two])
+            assert len(everything) == len(seen[one]) + len(seen[two]), table
     changed = f"UPDATE {WORK_SCHEMA}.workflow_status SET status = 'CANCELLED' RETURNING 1"
     assert len(rows(one, changed)) < len(rows(roles.owner, changed))
     with (

@@ -17,6 +17,7 @@ from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.store_values import CALL_STEP, DENIALS, QUESTIONS
 from hybridagi_steps.stores import retention
+from hybridagi_steps.stores.sql import branches
 
 NOW = utc_now()
 
@@ -336,6 +337,25 @@ def test_what_changes_between_looking_and_removing_stays(
         assert [each.content for each in store.messages("talk")][-1] == "wait"
     if between == "a fork":
         assert [each.content for each in store.messages("fork")] == ["talk asks"]
+
+
+def test_on_a_server_a_clock_that_is_ahead_makes_nothing_old(
+    postgres_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hs.StepMemory(postgres_address, embedder="hashing") as memory:
+        memory.add(step("new", 0))
+        talk(memory, "talk", 0)
+        store = memory.repository().store
+        begun = store.branch_at("talk", 1)
+        store.commit("talk", [message("an attempt under way", 0)], branch_id=begun)
+        ahead = NOW + timedelta(days=400)
+        monkeypatch.setattr(branches, "utc_now", lambda: ahead)
+        kept = memory.retain(1)
+        assert (kept.steps, kept.sessions) == (0, 0)
+        assert kept.before < NOW
+        memory.vacuum()
+        assert ids(memory) == {"new", "talk-step"}
+        assert len(store.messages("talk", branch_id=begun)) == 2
 
 
 @pytest.mark.parametrize("days", [0, -1, math.nan, math.inf, True, "90", None, 10**9])

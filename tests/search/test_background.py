@@ -16,7 +16,7 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
-from hybridagi_steps.errors import EmbedderMismatchError
+from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError
 from hybridagi_steps.search.indexing import BATCH, START_AT, BackgroundWork
 from hybridagi_steps.stores.sql.derived import DerivedTables
 
@@ -114,6 +114,29 @@ def test_another_embedders_vectors_are_never_mixed_in(tmp_path: Path) -> None:
             slow.search("task")
         assert changing.stats()["embedder"] == "other"
         assert len(changing.search("task number", k=11, mode="dense")) == 11
+
+
+def test_who_embeds_is_asked_again_only_after_it_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = tmp_path / "s.db", list[str]()
+    with StepMemory(path, embedder="hashing") as changing, StepMemory(path) as following:
+        changing.add(steps(10))
+        changing.flush()
+        store: Any = following._open_store  # pyright: ignore[reportPrivateUsage]
+        identity = store.identity
+        monkeypatch.setattr(store, "identity", lambda: (asked.append("who"), identity())[1])
+        for _ in range(3):
+            following.search("task")
+        often = len(asked)
+        following.search("task")
+        assert len(asked) == often
+        changing.reembed(Other(128))
+        with pytest.raises(EmbedderError, match="other"):  # known under no name
+            following.search("task")
+        changing.reembed(HashingEmbedder(128))
+        assert following.search("task number 3", mode="dense")[0].dense_score
+        assert following.embedder.dimension == 128
 
 
 def test_an_error_in_the_background_is_logged_and_the_next_search_raises_it(

@@ -171,9 +171,11 @@ def test_a_narrow_filter_asked_again_sees_what_has_changed_since(
             assert_same(found, oracle.search(query[0], 5, rows))
             frozen = rows.copy()
             frozen.flags.writeable = False
-            for _ in range(3):
-                (found,) = index.search(query, 5, rows=frozen)
-                assert_same(found, oracle.search(query[0], 5, rows))
+            other = frozen[::2].copy()
+            other.flags.writeable = False
+            for asked in [frozen] * 3 + [other, frozen] * 3:  # the same again, and in turn
+                (found,) = index.search(query, 5, rows=asked)
+                assert_same(found, oracle.search(query[0], 5, asked))
 
     for held in (index, oracle):
         held.add(np.arange(400), vectors)

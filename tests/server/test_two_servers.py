@@ -62,6 +62,17 @@ def program(messages):
 def made(memory):
     import hybridagi_steps as hs
     return hs.StepRunner(program, memory, tools=[note])
+
+def asking(messages):
+    if messages[-1]["role"] == "tool":
+        return "Then go " + messages[-1]["content"]
+    function = {"name": "ask_user", "arguments": json.dumps({"question": "How?"})}
+    call = {"id": "call-0", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+def made_asking(memory):
+    import hybridagi_steps as hs
+    return hs.StepRunner(asking, memory, tools=[hs.UserQuestions(memory).ask_user])
 '''
 
 
@@ -73,9 +84,9 @@ class Servers:
         self.begun: list[ServerProcess] = []
         (folder / "noting.py").write_text(PROGRAM)
 
-    def start(self, *arguments: str) -> ServerProcess:
+    def start(self, *arguments: str, program: str = "made") -> ServerProcess:
         """Start one."""
-        words = ("--program", "noting:made", *arguments)
+        words = ("--program", f"noting:{program}", *arguments)
         self.begun.append(ServerProcess(self.folder, self.address, *words))
         return self.begun[-1]
 
@@ -294,6 +305,31 @@ def test_a_consent_is_given_at_another_server_and_after_a_kill(servers: Servers)
                 second.client.post(f"/runs/{event.data['run_id']}/consent", json=given)
     assert taken_up[-1].kind == "run_completed"
     assert [servers.noted(f"five {n}") for n in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_question_to_the_user_is_answered_at_another_server_after_a_kill(
+    servers: Servers,
+) -> None:
+    first, second = (servers.start(program="made_asking") for _ in range(2))
+
+    def questions() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = second.client.get("/questions").json()["questions"]
+        return found
+
+    reader = Reader(first, "six")
+    wait_for(lambda: bool(questions()), "the question")
+    [asked] = questions()
+    first.stop(signal.SIGKILL)
+    reader.end()
+    cut_off = read(second, "GET", f"/runs/{reader.run_id()}/events", None)
+    assert cut_off[-1].kind == "run_failed"
+    assert questions() == [asked]
+    given = second.client.post(f"/steps/{asked['id']}/answer", json={"text": "by train"})
+    assert given.json() == {"answered": True}
+    taken_up = read(second, "POST", "/sessions/six/resume", None)
+    assert taken_up[-1].kind == "run_completed"
+    assert stored(second, "six")[-1]["content"] == "Then go by train"
+    assert questions() == []
 
 
 def test_a_purge_reaches_runs_of_other_servers_and_what_is_known_of_them(

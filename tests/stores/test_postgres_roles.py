@@ -166,6 +166,7 @@ def fill(address: str, namespace: str) -> None:
         memory.revoke({"run_id": "r"})
         memory.keep_learned("rank", "1")
         memory.delete(f"{namespace} 2")
+        store.note_place(f"/queues/{namespace}.db")
         memory.stats()
 
 
@@ -204,9 +205,33 @@ def test_no_statement_reaches_another_namespace(roles: Roles) -> None:
                 mine.execute("ROLLBACK")
             assert all_.execute(f"SELECT * FROM {table}").fetchall() == everything
         assert seen["agent_step"] == 2
+        noted = "SELECT value FROM meta WHERE value LIKE '/queues/%'"
+        assert mine.execute(noted).fetchall() == [("/queues/a.db",)]
+        for key in ("place:/queues/mine.db", "place:2:/queues/mine.db"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                mine.execute("INSERT INTO meta VALUES (%s, '/queues/mine.db')", (key,))
         for view in ("step_view",):
             [own] = mine.execute(f"SELECT count(*) FROM {view}").fetchone()
             assert own == 2
+
+
+def test_places_that_were_noted_for_everybody_are_each_namespaces_own(roles: Roles) -> None:
+    """Of an earlier version, under whatever version the tables are."""
+    for namespace in ("a", "b"):
+        fill(roles.owner, namespace)
+    run_sql(
+        roles.owner,
+        "DROP FUNCTION isolate()",
+        "ALTER FUNCTION isolate_tables() RENAME TO isolate",
+        "CREATE POLICY noted ON meta FOR SELECT USING (split_part(key, ':', 1) = 'place')",
+        "DELETE FROM meta WHERE key LIKE 'place:%'",
+        "INSERT INTO meta VALUES ('place:/old.db', '/old.db')",
+        "UPDATE meta SET value = '12' WHERE key = 'schema_version'",
+    )
+    with hs.StepMemory(roles.owner, namespace="a") as memory:
+        assert memory.repository().store.places() == ["/old.db"]
+    found = run_sql(roles.granted("server", "b"), "SELECT key FROM meta WHERE value = '/old.db'")
+    assert len(found) == 1
 
 
 def _foreign(all_: Any, mine: Any, table: str) -> list[Any]:

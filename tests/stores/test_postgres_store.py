@@ -412,6 +412,35 @@ class TestConnections:
             reader.rollback()
             store.compact()
 
+    def test_nobody_waits_behind_a_compaction_that_waits_for_a_table(
+        self, postgres_address: str
+    ) -> None:
+        with (
+            closing(PostgresStepStore(postgres_address, timeout_seconds=3.0)) as store,
+            closing(PostgresStepStore(postgres_address)) as other,
+            psycopg.connect(postgres_address) as holder,
+        ):
+            store.append([step(id="a")])
+            holder.execute("SELECT count(*) FROM hybridagi_steps.agent_step")
+            refused: list[StorageBusyError] = []
+
+            def compact() -> None:
+                with pytest.raises(StorageBusyError, match=r"agent_step.* is in use") as error:
+                    store.compact()
+                refused.append(error.value)
+
+            compacting = threading.Thread(target=compact)
+            compacting.start()
+            waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+            while not run_sql(postgres_address, waiting):
+                assert compacting.is_alive()
+            assert ids(other.get(["a"])) == ["a"]
+            assert not refused
+            compacting.join()
+            assert refused
+            holder.rollback()
+            store.compact()
+
 
 def _end_connections(address: str) -> None:
     run_sql(
@@ -854,6 +883,35 @@ class TestWithoutDriver:
         monkeypatch.setitem(sys.modules, "psycopg", None)
         with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[postgres\]"):
             StepMemory("postgresql://localhost/db")
+
+
+ODD_TEXTS = [
+    "a, b",
+    '"',
+    "\\",
+    '\\"',
+    "{}",
+    "NULL",
+    "",
+    " ",
+    "\x1a",
+    "a\nb",
+    "\U0001f600",
+    "\u2003",
+]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_metadata_of_any_text_is_kept_as_a_filter_looks_for_it(
+    postgres_address: str, at_once: int
+) -> None:
+    with closing(open_store(postgres_address)) as store:
+        steps = [step(id=f"{n}", metadata={text: text}) for n, text in enumerate(ODD_TEXTS)]
+        for first in range(0, len(steps), at_once):
+            store.append(steps[first : first + at_once])
+        for row, text in enumerate(ODD_TEXTS, 1):
+            assert store.rows(StepFilter(metadata={text: text})).tolist() == [row], text
+        assert store.verify() == []
 
 
 def test_a_database_of_the_first_schema_is_brought_up_to_date(postgres_address: str) -> None:

@@ -23,6 +23,7 @@ from faults.processes import piped
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.errors import (
+    ConnectionLostError,
     DiskFullError,
     DuplicateStepError,
     SequenceConflictError,
@@ -470,7 +471,7 @@ class TestSideBySide:
                 b"SELECT pg_terminate_backend(pid, 5000) FROM pg_locks l WHERE NOT granted"
                 b" AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             )
-            with pytest.raises(StorageError, match=r"not known.* idempotency key"):
+            with pytest.raises(ConnectionLostError, match=r"not known.* idempotency key"):
                 lost.result()
         assert [commit(), commit()] == [[2], [2]]
         assert [one.id for one in store.messages("s")] == ["first", "late"]

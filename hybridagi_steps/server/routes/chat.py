@@ -65,6 +65,8 @@ async def chat(
     runner = shared.hub.runner
     shared.slots.check()
     user_id, any_user = caller.acts_as(asked.user_id), caller.only_user is None
+    if any_user:  # else it is counted already
+        await shared.check_rate(user_id)
     key = idempotency_key  # without a session it names one, too: what is sent again goes there
     new = str(new_id()) if key is None else message_id_of("", key, user_id)
     session = AgentSession(asked.session_id or new, user_id, as_any_user=any_user)
@@ -234,6 +236,8 @@ async def complete(
     from hybridagi_steps.running.limits import AgentSession
 
     user_id = caller.acts_as(asked.user)
+    if caller.only_user is None:  # else it is counted already
+        await shared.check_rate(user_id)
     session_id = await _session_of(shared, caller, asked, user_id)
     session = AgentSession(session_id, user_id, as_any_user=caller.only_user is None)
     await shared.hub.check_idle(session_id)

@@ -18,8 +18,6 @@ Every error of the driver leaves as one of ours. Nothing here knows about steps.
 
 from __future__ import annotations
 
-import math
-import os
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -28,7 +26,6 @@ from typing import Any
 from zlib import crc32
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
@@ -36,38 +33,36 @@ from hybridagi_steps.errors import (
     ReadOnlyStorageError,
     StorageBusyError,
     StorageError,
-    UnsupportedAddressError,
 )
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
-from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
-from hybridagi_steps.stores.postgres.positions import locks_of_a_writer
+from hybridagi_steps.stores.postgres.driver_errors import translated, understood, unreachable
+from hybridagi_steps.stores.postgres.positions import locked_insert, locks_of_a_writer
 from hybridagi_steps.stores.postgres.schema import (
+    LONGEST_STATEMENT,
     SCHEMA,
     is_prepared,
     migrate,
 )
 from hybridagi_steps.stores.postgres.spelling import (
+    Raw,
     SpellingConnection,
     came_to_rest,
+    connect_options,
     is_quiet,
+    spelled,
     teach,
 )
-from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED
-from hybridagi_steps.stores.waiting import Patience, taken
-
-Raw = psycopg.Connection[Any]
+from hybridagi_steps.stores.sql.tables import ANYWHERE, DERIVED, Values
+from hybridagi_steps.stores.waiting import Patience, take
 
 _MOST_CONNECTIONS = 8
 """Of one store; who needs another waits for one to come back."""
 _MOST_WRITERS = 6
 """Threads that write side by side, so that readers find a connection while writers wait."""
-_CONNECT_SECONDS = 10
 _TAKEOVER_PAUSE_SECONDS = 0.1
 _MUCH_LEFT = 0.9
 _LONGEST_PAUSE = "60s"
 """After which the server ends a transaction that its client left alone, and frees its lock."""
-_LONGEST_STATEMENT = "600s"
-"""After which the server gives one up, where it is not set to do so anyway."""
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
 # `full` keeps what the server is set to, be it stricter, and only overrules that it need not wait.
 # Of the last two the second changes when the server recovers from the end of one of its processes.
@@ -107,12 +102,13 @@ class PostgresDatabase:
         self._out = 0
         self._closed = False
         self._server_began: Any = None
-        self._has_standby = False
         self.restarts = 0
         """How often the server was found to have begun anew since this was opened."""
         self.lent = ""
         """What each transaction begins with where a pooler lends it a connection of the server."""
-        self._options = self._connect_options()
+        given = understood(self._conninfo, self.name)
+        self._has_standby = "," in str(given.get("host") or given.get("hostaddr"))
+        self._options = connect_options(given, timeout_seconds)
         self.writable = True
         self._prepare()
         rest_at_fork(self)
@@ -140,24 +136,30 @@ class PostgresDatabase:
         return crc32((beside or "").encode(), self.turn) - 2**31
 
     def insert(
-        self, sql: str, values: Mapping[str, Any], *, beside: str = ANYWHERE, reads: bool = False
+        self,
+        sql: str,
+        values: Mapping[str, Any],
+        *,
+        draws: tuple[str, ...],
+        beside: str = ANYWHERE,
+        reads: bool = False,
     ) -> Any:
         """Run one statement that writes as a transaction of its own; return its first row.
 
         Args:
             sql: Takes its values from `turn`, which holds the locks of the writer.
             values: For `:name`.
+            draws: Where it draws rows from; see positions.py.
             beside: What it alone may change; see `Database`.
             reads: Whether it reads what other writers change. A statement sees what was committed
                 before it began, so the locks are taken by one before it, in the same round trip.
         """
-        locks = locks_of_a_writer(self.turn, beside, "CAST(:turn AS INTEGER)")
-        sql = f"WITH turn AS MATERIALIZED ({locks}) {sql}"
-        values = {**values, "turn": self._name_key(beside)}
+        locks, sql = locked_insert(self.turn, bool(beside), draws, sql)
+        values = {**values, "turn": self._name_key(beside)} if beside else values
         with self._turn_taken(beside) as (raw, wait):
-            connection = SpellingConnection(raw)
             if not (wait or reads or self.lent):
-                return connection.execute(sql, values).fetchone()
+                return raw.kept.execute(spelled(sql), values, binary=True).fetchone()
+            connection = SpellingConnection(raw)
             with raw.pipeline():
                 for statement in filter(None, (_BEGIN_WRITING, self.lent, wait)):
                     raw.execute(statement.encode())
@@ -182,10 +184,17 @@ class PostgresDatabase:
         with self.reading() if self.lent else self.outside() as connection:
             yield connection
 
-    def known(self, sql: str, values: tuple[Any, ...]) -> Any:
+    def known(self, sql: str, values: Values) -> Any:
         """Return the one row of a query."""
-        with self.asking() as connection:
-            return connection.execute(sql, values).fetchone()
+        return next(iter(self.few(sql, values)), None)
+
+    def few(self, sql: str, values: Values) -> list[Any]:
+        """Return the rows of a query that has few: the connection keeps them for a while."""
+        if self.lent:
+            with self.reading() as connection:
+                return connection.execute(sql, values).fetchall()
+        with self._connected() as raw:
+            return raw.kept.execute(spelled(sql), values or None, binary=True).fetchall()
 
     @contextmanager
     def outside(self, seconds: float | None = None) -> Generator[SpellingConnection]:
@@ -213,13 +222,20 @@ class PostgresDatabase:
         """
         until = time.monotonic() + self.patience.seconds
         turn = self._write_turn if beside in (None, DERIVED) else self._beside
-        with (
-            taken(turn, self.patience.seconds, self.name) as left,
-            self._connected(left) as raw,
-        ):
+        left, raw = take(turn, self.patience.seconds, self.name), None
+        try:  # as `_connected`, which in here would make each write longer
+            raw = self._take(left)
             left = until - time.monotonic()
             enough = left > _MUCH_LEFT * self.timeout_seconds
             yield raw, "" if enough else f"SET LOCAL lock_timeout TO {_milliseconds(left)};"
+        except psycopg.Error as error:
+            raise translated(error, self.name, self._secrets) from error
+        finally:
+            try:
+                if raw is not None:
+                    self._give_back(raw)
+            finally:
+                turn.release()
 
     def close(self) -> None:
         """Close every connection, waiting for reads and writes under way."""
@@ -312,7 +328,7 @@ class PostgresDatabase:
 
     def _connect(self) -> Raw:
         try:
-            raw: Raw = psycopg.connect(self._conninfo, autocommit=True, **self._options)
+            raw = Raw.connect(self._conninfo, autocommit=True, **self._options)
         except psycopg.Error as error:
             raise unreachable(error, self.name, self._secrets) from error
         try:
@@ -337,7 +353,7 @@ class PostgresDatabase:
             schema=SCHEMA,
             timeout=_milliseconds(self.timeout_seconds),
             pause=_LONGEST_PAUSE,
-            statement=_LONGEST_STATEMENT,
+            statement=LONGEST_STATEMENT,
             normal=self.durability == "normal",
             lent=lent,
         )
@@ -348,25 +364,6 @@ class PostgresDatabase:
             if self._server_began not in (None, began):
                 self.restarts += 1
             self._server_began = began
-
-    def _connect_options(self) -> dict[str, Any]:
-        """Return what the address leaves open; check that the driver understands it."""
-        try:
-            given = conninfo_to_dict(self._conninfo)
-        except psycopg.Error:
-            # The driver's own words repeat parts of the address, maybe of the password.
-            raise UnsupportedAddressError(
-                f"{self.name} is no address that PostgreSQL's driver understands; give "
-                "postgresql://user@host:port/database, special characters percent-encoded."
-            ) from None
-        self._has_standby = "," in str(given.get("host") or given.get("hostaddr"))
-        options: dict[str, Any] = {
-            "client_encoding": "UTF8",
-            "fallback_application_name": SCHEMA,
-        }
-        if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
-            options["connect_timeout"] = min(_CONNECT_SECONDS, math.ceil(self.timeout_seconds) + 1)
-        return options
 
     def _prepare(self) -> None:
         """Check the database, and create or migrate its schema; others may be doing the same."""

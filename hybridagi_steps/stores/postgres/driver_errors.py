@@ -7,11 +7,14 @@ https://www.postgresql.org/docs/current/errcodes-appendix.html
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from hybridagi_steps.errors import (
+    ConnectionLostError,
     DamagedFileError,
     DiskFullError,
     ForeignFileError,
@@ -20,6 +23,7 @@ from hybridagi_steps.errors import (
     ReadOnlyStorageError,
     StorageBusyError,
     StorageError,
+    UnsupportedAddressError,
 )
 from hybridagi_steps.stores.checksums import REMEDY
 
@@ -28,7 +32,7 @@ _Meaning = tuple[type[StorageError], str]
 
 _BUSY: _Meaning = (StorageBusyError, "is held by another writer; try again when it is done")
 _LOST: _Meaning = (
-    StorageError,
+    ConnectionLostError,
     "ended the connection; whether the last write was stored is not known. The next call connects "
     "again: to repeat a commit with its idempotency key, or a step with its id, stores it once",
 )
@@ -50,7 +54,7 @@ _UNTRUSTED = (
 _MEANINGS: dict[str, _Meaning] = {
     "08": _LOST,
     "08P01": (
-        StorageError,
+        ConnectionLostError,
         f"{_LOST[1]}. A pooler must lend connections for a transaction or a session (pool_mode), "
         "and have enough of them",
     ),
@@ -98,6 +102,7 @@ def unreachable(error: psycopg.Error, name: str, secrets: Sequence[str]) -> Stor
     code = error.sqlstate or ""
     kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _UNKNOWN
     said = _said(error, secrets)
+    kind = StorageError if kind is ConnectionLostError else kind
     if kind is StorageError and ("certificate" in said or "SSL" in said):
         words = _UNTRUSTED
     elif kind is StorageError and code != "08P01":
@@ -118,3 +123,15 @@ def _said(error: psycopg.Error, secrets: Sequence[str]) -> str:
         if len(secret) >= _SHORTEST_SECRET:
             words = words.replace(secret, "…")
     return words
+
+
+def understood(conninfo: str, name: str) -> Mapping[str, Any]:
+    """Return what an address says, if the driver understands it; messages call it `name`."""
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        # The driver's own words repeat parts of the address, maybe of the password.
+        raise UnsupportedAddressError(
+            f"{name} is no address that PostgreSQL's driver understands; give "
+            "postgresql://user@host:port/database, special characters percent-encoded."
+        ) from None

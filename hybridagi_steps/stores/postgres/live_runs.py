@@ -37,21 +37,23 @@ _TELL = f"""WITH told AS (INSERT INTO {WORK_SCHEMA}.run_event
         AND namespace = %(namespace)s AND run_id = %(run_id)s"""  # noqa: S608
 _ALIVE = alive(1.0)
 _RUNS = f"""SELECT r.run_id, r.session_id, r.user_id, r.ended_at IS NULL AND EXISTS (
-        SELECT FROM {WORK_SCHEMA}.presence p
-        WHERE p.name = r.holder AND ({_ALIVE} OR %(doubts)s)) AS in_flight, ARRAY(
+        SELECT FROM {WORK_SCHEMA}.lease p
+        WHERE (p.namespace, p.name) = (r.namespace, r.holder)
+            AND ({_ALIVE} OR %(doubts)s)) AS in_flight, ARRAY(
         SELECT e.step_id FROM {WORK_SCHEMA}.run_event e WHERE e.namespace = r.namespace
         AND e.run_id = r.run_id ORDER BY e.number), ARRAY(
         SELECT e.number FROM {WORK_SCHEMA}.run_event e WHERE e.namespace = r.namespace
         AND e.run_id = r.run_id ORDER BY e.number)
     FROM {WORK_SCHEMA}.live_run r WHERE r.namespace = %(namespace)s"""  # noqa: S608
 _FIND = f"{_RUNS} AND r.run_id = ANY(%(run_ids)s)"
-_LIVING = f"SELECT p.name FROM {WORK_SCHEMA}.presence p WHERE p.name LIKE 'server-%%' AND {_ALIVE}"  # noqa: S608
+_LIVING = f"""SELECT p.name FROM {WORK_SCHEMA}.lease p
+    WHERE p.namespace = %(namespace)s AND p.name LIKE 'server-%%' AND {_ALIVE}"""  # noqa: S608
 _PROCESSES = f"""SELECT p.name, p.host, p.process,
-    extract(epoch FROM clock_timestamp() - p.seen_at)::float FROM {WORK_SCHEMA}.presence p
-    WHERE (p.name LIKE 'server-%%' OR p.name LIKE '%%-worker-%%') AND {alive(2.0)}
-    ORDER BY p.name"""  # noqa: S608
+    extract(epoch FROM clock_timestamp() - p.seen_at)::float FROM {WORK_SCHEMA}.lease p
+    WHERE p.namespace = %(namespace)s AND {alive(2.0)}
+        AND (p.name LIKE 'server-%%' OR p.name LIKE '%%-worker-%%') ORDER BY p.name"""  # noqa: S608
 _IN_FLIGHT = f"""SELECT r.run_id, r.session_id, r.user_id, r.holder FROM {WORK_SCHEMA}.live_run r
-    JOIN {WORK_SCHEMA}.presence p ON p.name = r.holder AND {_ALIVE}
+    JOIN {WORK_SCHEMA}.lease p ON (p.namespace, p.name) = (r.namespace, r.holder) AND {_ALIVE}
     WHERE r.namespace = %(namespace)s AND r.ended_at IS NULL ORDER BY r.holder, r.run_id"""  # noqa: S608
 _HAS_QUEUES = f"SELECT to_regclass('{WORK_SCHEMA}.workflow_status') IS NOT NULL"
 _CHANNEL = "hybridagi_steps_work"
@@ -67,17 +69,29 @@ _OPEN = f"""SELECT id, run_id, asked FROM {WORK_SCHEMA}.run_request
 _REPLY = f"UPDATE {WORK_SCHEMA}.run_request SET answer = %(answer)s WHERE id = %(id)s"  # noqa: S608
 _ANSWER = f"SELECT answer FROM {WORK_SCHEMA}.run_request WHERE id = %(id)s"  # noqa: S608
 _WITHDRAW = f"DELETE FROM {WORK_SCHEMA}.run_request WHERE id = %(id)s"  # noqa: S608
+_ADMIT = f"""WITH admitted AS (
+    INSERT INTO {WORK_SCHEMA}.request_rate AS r VALUES (%(namespace)s, %(user_id)s,
+        clock_timestamp() + %(each)s * interval '1 microsecond')
+    ON CONFLICT (namespace, user_id) DO UPDATE
+        SET full_at = greatest(r.full_at, clock_timestamp()) + %(each)s * interval '1 microsecond'
+        WHERE greatest(r.full_at, clock_timestamp()) + %(each)s * interval '1 microsecond'
+            <= clock_timestamp() + interval '1 minute' RETURNING 1)
+    SELECT EXISTS (SELECT FROM admitted), (
+        SELECT extract(epoch FROM r.full_at - clock_timestamp())::float + %(each)s / 1e6 - 60
+        FROM {WORK_SCHEMA}.request_rate r
+        WHERE r.namespace = %(namespace)s AND r.user_id = %(user_id)s)"""  # noqa: S608
 _SWEEP = tuple(
     f"DELETE FROM {WORK_SCHEMA}.{table} WHERE {time} < clock_timestamp() - interval '{_KEPT}'"  # noqa: S608
     for table, time in (
+        ("request_rate", "full_at"),
         ("live_run", "ended_at"),
         ("run_request", "asked_at"),
-        ("presence", "seen_at"),
+        ("lease", "seen_at"),
     )
 )
 _SWEEP_DEAD = f"""UPDATE {WORK_SCHEMA}.live_run r SET ended_at = clock_timestamp()
     WHERE ended_at IS NULL AND NOT EXISTS (
-        SELECT FROM {WORK_SCHEMA}.presence p WHERE p.name = r.holder)"""  # noqa: S608
+        SELECT FROM {WORK_SCHEMA}.lease p WHERE (p.namespace, p.name) = (r.namespace, r.holder))"""  # noqa: S608
 
 
 class LiveRun(NamedTuple):
@@ -104,7 +118,7 @@ class LiveRuns:
     """What is notified when a request was made."""
 
     def __init__(self, conninfo: str, namespace: str) -> None:
-        self._conninfo, self._presence = conninfo, Presence(conninfo)
+        self._conninfo, self._presence = conninfo, Presence(conninfo, namespace)
         self._living = frozenset[str]()
         self._places = set[str]()
         self._own: dict[str, Any] = {
@@ -160,6 +174,16 @@ class LiveRuns:
         """Be the one server that does something, for the length of a lease."""
         return self._presence.take(name)
 
+    def admit(self, user_id: str, per_minute: int) -> float | None:
+        """Count a request of a user on all servers, as `RequestRates` does on one.
+
+        Returns:
+            None, or after how many seconds there is room for it.
+        """
+        asked = {"user_id": user_id, "each": 60_000_000 // per_minute}
+        [(admitted, wait)] = self._ask(_ADMIT, **asked)
+        return None if admitted else wait or 0.0
+
     def hold(self, place: str) -> bool:
         """Take a place that no living server holds, until it is let go; return whether it is."""
         if self._presence.take(place):
@@ -207,12 +231,12 @@ class LiveRuns:
         return self._ask(_IN_FLIGHT)
 
     def queues(self) -> list[tuple[Any, ...]]:
-        """Return what `QUEUES` finds, of this namespace's runs and of plans."""
+        """Return what `QUEUES` finds of this namespace, and of plans of earlier versions."""
         if self._ask(_HAS_QUEUES) != [(True,)]:
             return []
-        own, others = f"session-runs:{self._own['namespace']}", "session-runs:"
         found = self._ask(QUEUES.format(f"{WORK_SCHEMA}."))
-        return [row for row in found if row[0] == own or not row[0].startswith(others)]
+        own = ("", self._own["namespace"])
+        return [row for row in found if row[0].partition(":")[2] in own]
 
     def ask(self, run_id: str, **asked: Any) -> UUID:
         """Ask whoever has a run, or one inside it, for something."""
@@ -249,5 +273,4 @@ class LiveRuns:
             self._ask(_NOTIFY, news=news)
 
     def _ask(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
-        doubts = self._presence.doubts
-        return self._presence.ask(sql, {**self._own, "doubts": doubts, **values})
+        return self._presence.ask(sql, {**self._own, **values})

@@ -14,9 +14,14 @@ later. A standby knows no locks; there, what a writer found settled is taken fro
 
 from __future__ import annotations
 
+from functools import cache
+
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, NAMES_CLASS
 from hybridagi_steps.stores.sql.tables import DERIVED
 
+STEPS, MESSAGES = "step_row", "message_row_seq"
+"""Where a writer's rows are numbered."""
+KINDS = (STEPS, MESSAGES)
 _NAMESPACES = 2**22 - 1
 _NUMBER_BITS = 40
 _CLASS_BITS = _NUMBER_BITS - 32
@@ -40,13 +45,16 @@ SETTLED = f"""SELECT
 """Up to which row of a step, and of a message, of a `:namespace` no row appears any more."""
 
 
-def locks_of_a_writer(namespace: int, beside: str | None, name: object) -> str:
+def locks_of_a_writer(
+    namespace: int, beside: str | None, name: object, draws: tuple[str, ...] = KINDS
+) -> str:
     """Return the query that takes a writer's locks, last those that hold followers back.
 
     Args:
         namespace: What it writes.
         beside: What it alone may change while others write beside it; see `Database`.
         name: SQL of the number that stands for that; it may wait for its turn.
+        draws: Where it draws rows from: what it does not draw holds nobody back.
     """
     if beside is None:
         return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {namespace})"
@@ -59,6 +67,25 @@ def locks_of_a_writer(namespace: int, beside: str | None, name: object) -> str:
     locks += (
         f"pg_advisory_xact_lock_shared({base + (kind << _NUMBER_BITS)}"
         f" + {sequence}.last_value + CAST({sequence}.is_called AS INTEGER))"
-        for kind, sequence in enumerate(("step_row", "message_row_seq"))
+        for kind, sequence in enumerate(KINDS)
+        if sequence in draws
     )
-    return f"SELECT {', '.join(locks)} FROM step_row, message_row_seq"  # noqa: S608 - ours
+    return f"SELECT {', '.join(locks)} FROM {', '.join(draws)}"  # noqa: S608 - ours
+
+
+@cache
+def locked_insert(namespace: int, named: bool, draws: tuple[str, ...], sql: str) -> tuple[str, str]:
+    """Return the query of a writer's locks, and SQL that takes them first; `:turn` is the name.
+
+    Args:
+        namespace: What it writes.
+        named: Whether something with a name is changed by it alone.
+        draws: See `locks_of_a_writer`.
+        sql: Takes its values `FROM turn`, which holds the locks. Where it may wait for a name and
+            looks at a row again afterwards, they are a CTE, since that is never run twice; else a
+            subquery, which takes the server 10 µs less.
+    """
+    locks = locks_of_a_writer(namespace, "named" * named, "CAST(:turn AS INTEGER)", draws)
+    if named:
+        return locks, f"WITH turn AS MATERIALIZED ({locks}) {sql}"
+    return locks, sql.replace("FROM turn", f"FROM ({locks}) turn")

@@ -1,9 +1,9 @@
 """Presence: which processes are alive, as rows of a PostgreSQL table that they renew (leases).
 
-A name is held by a row. It is free again when the connection that renewed it last is gone, two
-seconds after kill -9, or when nobody has renewed it for `LEASE_SECONDS`, as when a machine, its
-network or a whole process stands still. Times are the server's, so clocks of machines do not
-matter, and nothing is kept in a session, so a pooler does not.
+A name of a namespace is held by a row. It is free again when the connection that renewed it last is
+gone, two seconds after kill -9, or when nobody has renewed it for `LEASE_SECONDS`, as when a
+machine, its network or a whole process stands still. Times are the server's, so clocks of machines
+do not matter, and nothing is kept in a session, so a pooler does not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -31,7 +31,7 @@ _CONNECTION_SECONDS = 2.0
 
 
 def alive(connection_seconds: float) -> str:
-    """Return the condition that a row `p` of `presence` is of a living process.
+    """Return the condition that a row `p` of `lease` is of a living process.
 
     Args:
         connection_seconds: How long it has to come back when its connection was ended; longer than
@@ -42,16 +42,17 @@ def alive(connection_seconds: float) -> str:
         SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = p.backend)))"""
 
 
-_TAKE = f"""INSERT INTO {WORK_SCHEMA}.presence AS p
-    VALUES (%(name)s, %(token)s, pg_backend_pid(), clock_timestamp(), %(host)s, %(process)s)
-    ON CONFLICT (name) DO UPDATE SET token = excluded.token, backend = excluded.backend,
+_TAKE = f"""INSERT INTO {WORK_SCHEMA}.lease AS p
+    VALUES (%(namespace)s, %(name)s, %(token)s, pg_backend_pid(), clock_timestamp(), %(host)s,
+        %(process)s)
+    ON CONFLICT (namespace, name) DO UPDATE SET token = excluded.token, backend = excluded.backend,
         seen_at = excluded.seen_at, host = excluded.host, process = excluded.process
     WHERE p.token = excluded.token OR NOT ({alive(_CONNECTION_SECONDS)})
     RETURNING 1"""  # noqa: S608 - our own names
-_RENEW = f"""UPDATE {WORK_SCHEMA}.presence SET backend = pg_backend_pid(),
+_RENEW = f"""UPDATE {WORK_SCHEMA}.lease SET backend = pg_backend_pid(),
     seen_at = clock_timestamp() WHERE token = %(token)s"""  # noqa: S608
 _RENEW_SOME = f"{_RENEW} AND name = ANY(%(names)s)"
-_RELEASE = f"DELETE FROM {WORK_SCHEMA}.presence WHERE name = %(name)s AND token = %(token)s"  # noqa: S608
+_RELEASE = f"DELETE FROM {WORK_SCHEMA}.lease WHERE name = %(name)s AND token = %(token)s"  # noqa: S608
 
 
 class Presence:
@@ -59,13 +60,19 @@ class Presence:
 
     Args:
         conninfo: The address of the database.
+        namespace: Whose processes: roles see those of their namespaces.
     """
 
-    def __init__(self, conninfo: str) -> None:
+    def __init__(self, conninfo: str, namespace: str) -> None:
         self._conninfo = conninfo
         self._raw = connected(conninfo)
         self._lock, self._doubts_until = threading.Lock(), 0.0
-        self._about = {"token": uuid4(), "host": socket.gethostname(), "process": os.getpid()}
+        self._about = {
+            "namespace": namespace,
+            "token": uuid4(),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+        }
         try:
             prepare(self._raw, conninfo)
         except BaseException:
@@ -99,10 +106,11 @@ class Presence:
         """Give a name back."""
         self.ask(_RELEASE, {"name": name, **self._about})
 
-    def ask(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]:
+    def ask(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Run one statement that may be run twice; return its rows.
 
-        A connection that the server ended is replaced.
+        A connection that the server ended is replaced. `%(doubts)s` is what `doubts` is when the
+        statement is answered: it may be another one than when it was asked.
 
         Raises:
             StorageError: The database cannot be reached, or refuses it.
@@ -110,19 +118,19 @@ class Presence:
         try:
             with self._lock:
                 try:
-                    return self._asked(sql, values)
+                    return self._asked(sql, values or {})
                 except psycopg.OperationalError:
                     if not self._raw.closed:
                         raise
                     self._doubts_until = time.monotonic() + LEASE_SECONDS
                     self._raw = connected(self._conninfo)
                     self._asked(_RENEW, self._about)
-                    return self._asked(sql, values)
+                    return self._asked(sql, values or {})
         except psycopg.Error as error:
             raise translated_from(error, self._conninfo) from error
 
-    def _asked(self, sql: str, values: Any) -> list[tuple[Any, ...]]:
-        answer = self._raw.execute(sql.encode(), values)
+    def _asked(self, sql: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        answer = self._raw.execute(sql.encode(), {**values, "doubts": self.doubts})
         return answer.fetchall() if answer.description else []
 
     def close(self) -> None:

@@ -4,12 +4,14 @@ Everything stands in the schema `hybridagi_steps`, so a database can be shared w
 The schema is ours by what `meta` says, with the number of the last migration. Migrations are the
 numbered .sql files beside this module, all of them in one transaction, under a lock that other
 processes opening at the same moment wait for; the owner of the tables alone may apply them. Which
-role sees what of the tables, 0012_isolation.sql says. Nothing here knows what the tables mean.
+role sees what of the tables, 0012_isolation.sql says. Tables are rewritten here, too. Nothing here
+knows what they mean.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from uuid import uuid4
 
 from psycopg import Connection, Error, connect
 from psycopg.errors import LockNotAvailable
+from psycopg.sql import SQL, Composable
 
 from hybridagi_steps.errors import (
     DamagedFileError,
@@ -24,10 +27,11 @@ from hybridagi_steps.errors import (
     MissingGrantError,
     NewerSchemaError,
     OlderSchemaError,
+    StorageBusyError,
 )
 from hybridagi_steps.stores.address import checked_server, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import RIGHTS
-from hybridagi_steps.stores.sql.tables import numbered_scripts
+from hybridagi_steps.stores.sql.tables import NAMESPACES, numbered_scripts
 
 SCHEMA = "hybridagi_steps"
 LOCK_CLASS = 0x48535450
@@ -35,10 +39,15 @@ LOCK_CLASS = 0x48535450
 NAMES_CLASS = LOCK_CLASS + 1
 """First half of the keys of what one writer of a namespace changes at a time: a session."""
 
+LONGEST_STATEMENT = "600s"
+"""After which the server gives one up, where its role has no limit of its own."""
+
 DURABLY = "SET LOCAL synchronous_commit TO on"
 """What steps stand on must not be lost with the server, whatever they may themselves."""
 
 _LONGEST_WAIT, _PAUSE_SECONDS = "500ms", 0.2
+_LIMITS_OF_REWRITING = b"SET lock_timeout TO '100ms'; SET statement_timeout TO 0"
+_LONG_PAUSE_SECONDS = 0.4
 _APPLICATION = "hybridagi-steps"
 _RELATIONS = b"""SELECT c.relname FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -51,6 +60,15 @@ _ALLOWED = b"""SELECT has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(
             WHERE p.polrelid = c.oid AND p.polname = 'owned' AND c.relowner = ANY (p.polroles))
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = 'meta'"""
+_NOW = b"SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
+_READERS = b"""SELECT count(*) FROM (
+        SELECT backend_xmin AS sees FROM pg_catalog.pg_stat_activity
+            WHERE coalesce(datname, current_database()) = current_database()
+                AND pid <> pg_backend_pid()
+        UNION ALL SELECT xmin FROM pg_catalog.pg_replication_slots
+        UNION ALL SELECT transaction FROM pg_catalog.pg_prepared_xacts
+            WHERE database = current_database()) readers
+    WHERE sees IS NOT NULL AND age(sees) > age(CAST(CAST(%s AS TEXT) AS xid))"""
 _EXPECTED = frozenset(
     """meta namespace agent_step step_view run step_text embedding tombstone stale_text branch
     session message append_key message_token""".split()  # noqa: SIM905 - names read better so
@@ -126,6 +144,21 @@ def stored_version(address: str) -> int:
     return latest_version()
 
 
+def stored_namespaces(address: str) -> list[str] | None:
+    """Return the namespaces of a database, left as it is.
+
+    None where it cannot be read, or by a role that makes none: opening it says what is missing.
+    """
+    with suppress(Error), connect(checked_server(address), connect_timeout=10) as connection:
+        connection.execute(f"SET LOCAL search_path TO {SCHEMA}".encode())
+        if version_of(connection, shown_address(address)) == 0:
+            return []
+        allowed = _allowed(connection)
+        if allowed is not None and allowed.migrate:
+            return [name for (name,) in connection.execute(NAMESPACES.encode())]
+    return None
+
+
 def migrate(connection: Connection[Any], name: str, timeout_seconds: float = 0.0) -> None:
     """Bring the schema to the latest version, in one transaction; whoever else opens it waits.
 
@@ -195,3 +228,57 @@ def _marks(connection: Connection[Any]) -> dict[str, str]:
     if connection.execute(columns).fetchone() != (2,):
         return {}
     return {str(key): str(value) for key, value in connection.execute(_MARKS)}
+
+
+def rewrite(
+    raw: Connection[Any], tables: Iterable[Composable], name: str, seconds: float, *, lent: bool
+) -> None:
+    """Rewrite tables so that no page keeps what was deleted before; plain VACUUM leaves it there.
+
+    A row stays while somebody can see it: a transaction of this database, one that is prepared, a
+    reader on a standby that tells of its own (hot_standby_feedback), a replication slot. These are
+    waited for. So is each table, in short tries: who asks for it meanwhile waits behind.
+
+    Args:
+        raw: Outside a transaction, and closed afterwards: it keeps settings.
+        tables: With their schema.
+        name: What to call the database.
+        seconds: How long readers may hold it up, and then each table.
+        lent: Whether a pooler lends the connection: then nothing is set, and a wait is a long one.
+
+    Raises:
+        StorageBusyError: Somebody sees what was deleted, or uses a table, for longer.
+    """
+    _wait_for_readers(raw, name, seconds)
+    if not lent:
+        raw.execute(_LIMITS_OF_REWRITING)
+    for table in tables:
+        give_up = time.monotonic() + seconds
+        while not _rewritten(raw, table):
+            if time.monotonic() >= give_up:
+                raise StorageBusyError(
+                    f"{name}: {table.as_string()} is in use by a transaction that does not end; "
+                    "try again when it is done."
+                )
+            time.sleep(_LONG_PAUSE_SECONDS)
+
+
+def _rewritten(raw: Connection[Any], table: Composable) -> bool:
+    try:
+        raw.execute(SQL("VACUUM (FULL) {}").format(table))
+    except LockNotAvailable:
+        return False
+    return True
+
+
+def _wait_for_readers(raw: Connection[Any], name: str, seconds: float) -> None:
+    """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""
+    now = raw.execute(_NOW, ()).fetchone()
+    give_up = time.monotonic() + seconds
+    while raw.execute(_READERS, now).fetchone() != (0,):
+        if time.monotonic() >= give_up:
+            raise StorageBusyError(
+                f"{name} is being read by a transaction that sees what was deleted, perhaps on a "
+                "standby; try again when it is done."
+            )
+        time.sleep(_LONG_PAUSE_SECONDS)

@@ -15,17 +15,18 @@ from zlib import crc32
 import numpy as np
 import orjson
 from psycopg.errors import UniqueViolation
+from psycopg.types.numeric import Int8
 
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
-from hybridagi_steps.stores.body import decode_body, encode_body
+from hybridagi_steps.stores.body import checked_body, decode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
-from hybridagi_steps.stores.postgres.positions import SETTLED
+from hybridagi_steps.stores.postgres.positions import SETTLED, STEPS
 from hybridagi_steps.stores.postgres.schema import DURABLY
-from hybridagi_steps.stores.postgres.spelling import SpellingConnection
+from hybridagi_steps.stores.postgres.spelling import SpellingConnection, Texts
 from hybridagi_steps.stores.sql.copied_rows import OrderedRow
 from hybridagi_steps.stores.sql.lineage import Row, in_range, row_checksums
 from hybridagi_steps.stores.sql.session_commits import session_state_query
@@ -87,6 +88,10 @@ _INSERT_MESSAGE = """INSERT INTO message
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
 _METADATA_VALUES = """SELECT k.row, m.value FROM agent_step k, unnest(k.metadata) AS m (value)
     WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?) ORDER BY k.row"""
+_READ_SCORED = """SELECT s.row, s.body, s.checksum, r.run_id, r.score, r.feedback, r.checksum
+    FROM agent_step s LEFT JOIN run r
+        ON r.namespace = s.namespace AND r.run_id = s.run_id AND r.score IS NOT NULL
+    WHERE s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
 _RUNS = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
     GROUP BY run_id ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
 _SAVE_TEXT = """INSERT INTO step_text
@@ -196,11 +201,22 @@ class PostgresSteps(PostgresTables, StepWriting):
         values = [(row, orjson.loads(text)) for row, text in found]
         return [(row, (kind, value)) for row, (_, kind, value) in values]
 
+    def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
+        steps: dict[int, AgentStep] = {}
+        asked = (self._namespace, many(rows))
+        for row, body, checksum, *run in self._db.few(_READ_SCORED, asked):
+            steps[row] = step = self._decoded(row, body, checksum)
+            if step.score is None and run[0] is not None:
+                step.score = self._score(*run)[0]
+        return steps
+
     def _append_one(self, step: AgentStep) -> int:
         step_id = id_text(step.id)
         reads = line_of(step) is not None
         insert = _INSERT_IN_SESSION if reads else _INSERT
-        inserted = self._db.insert(insert, self._values(step_id, step), reads=reads)
+        values = self._values(step_id, step)
+        values["checksum"] = Int8(values["checksum"])  # one type: one prepared statement
+        inserted = self._db.insert(insert, values, draws=(STEPS,), reads=reads)
         if inserted is None:
             raise DuplicateStepError(step_id)
         return int(inserted[0])
@@ -271,12 +287,12 @@ class PostgresSteps(PostgresTables, StepWriting):
 
     def _values(self, step_id: str, step: AgentStep) -> dict[str, Any]:
         """Return a step as a row."""
-        body = encode_body(step)
+        body, checksum = checked_body(step, self._namespace)
         return {
             "namespace": self._namespace,
             "id": step_id,
             "body": body,
-            "checksum": crc32(body.encode(), self._namespace),
+            "checksum": checksum,
             **self._keys(step),
         }
 
@@ -314,14 +330,14 @@ def _number(score: float | None) -> float | None:
 _INTEGERS = range(-(2**63), 2**63)
 
 
-def metadata_texts(metadata: Mapping[str, Any] | None) -> list[str] | None:
+def metadata_texts(metadata: Mapping[str, Any] | None) -> Texts | None:
     """Return what a filter may look for in a step's metadata; None when there is nothing."""
     if not metadata:
         return None
     # As the body has it: whatever JSON makes of a value is what a filter looks at.
     plain: dict[str, Any] = orjson.loads(orjson.dumps(metadata, default=str))
     texts = (_comparable_text(key, value) for key, value in plain.items())
-    return [text for text in texts if text is not None] or None
+    return Texts(text for text in texts if text is not None) or None
 
 
 def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:

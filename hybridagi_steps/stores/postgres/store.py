@@ -8,16 +8,17 @@ order: positions.py says up to where they are settled. database.py owns every co
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 from psycopg.errors import UniqueViolation
+from psycopg.sql import Identifier
 from psycopg.types.numeric import Int8
 
-from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.store_values import (
@@ -29,10 +30,10 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.checksums import session_checksum
-from hybridagi_steps.stores.postgres.database import PostgresDatabase, Raw
+from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.local_cache import LocalCache
-from hybridagi_steps.stores.postgres.positions import SETTLED
-from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version
+from hybridagi_steps.stores.postgres.positions import MESSAGES, SETTLED, STEPS
+from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version, rewrite
 from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.spelling import json_rows
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PINNED, PostgresSteps
@@ -64,10 +65,6 @@ _MESSAGES = "SELECT row, said, body FROM message WHERE row > ? ORDER BY row LIMI
 _OWNED = b"""SELECT bool_and(pg_has_role(c.relowner, 'USAGE')) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relkind = 'r'"""
-_NOW = b"SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
-_READERS = b"""SELECT count(*) FROM pg_catalog.pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
-        AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
 # With no row at all the server would keep the statistics of those that are gone.
 _REFRESH_STATISTICS = f"""BEGIN; SET LOCAL search_path TO {SCHEMA};
     INSERT INTO agent_step (row, namespace, id, hop, body) VALUES (0, 0, '', 0, '');
@@ -89,7 +86,6 @@ _REFUSES = """CREATE OR REPLACE FUNCTION refuse_moved() RETURNS trigger LANGUAGE
 _REFUSING = """CREATE TRIGGER moved_{kinds}_{n} BEFORE {events} ON {table} FOR EACH ROW
     WHEN ({row}.namespace = {n}) EXECUTE FUNCTION refuse_moved({n})"""
 _PAGE = 1000
-_PAUSE_SECONDS = 0.02
 
 
 class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
@@ -114,12 +110,16 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
                 )
             raw.execute(_REFRESH_STATISTICS)
             reached = raw.execute(_MAY_REWRITE_STATISTICS).fetchone() == (True,)
-            self._wait_for_readers(raw)
             near = ["near"] if raw.execute(_SEARCHED_HERE).fetchone() == (True,) else []
-            ours = [f"{SCHEMA}.{table}" for table in (*_TABLES, *near)]
-            for table in (*ours, *(["pg_catalog.pg_statistic"] if reached else [])):
-                raw.execute(f"VACUUM (FULL) {table}".encode())
+            tables = [Identifier(SCHEMA, table) for table in (*_TABLES, *near)]
+            tables += [Identifier("pg_catalog", "pg_statistic")] if reached else []
+            db = self._db
+            rewrite(raw, tables, db.name, db.timeout_seconds, lent=bool(db.lent))
         return () if reached else (f"{self._db.name} pg_statistic",)
+
+    def now(self) -> datetime:
+        """Return the time by the server's clock, which all machines share."""
+        return self._db.known("SELECT clock_timestamp()", ())[0].astimezone(UTC)
 
     def verify(self) -> list[str]:
         """Check what this library relies on, in all namespaces."""
@@ -152,18 +152,6 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
             for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
                 connection.execute(f"SET LOCAL {limit} TO 0")
             yield connection
-
-    def _wait_for_readers(self, raw: Raw) -> None:
-        """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""
-        now = raw.execute(_NOW, ()).fetchone()
-        give_up = time.monotonic() + self._db.timeout_seconds
-        while raw.execute(_READERS, now).fetchone() != (0,):
-            if time.monotonic() >= give_up:
-                raise StorageBusyError(
-                    f"{self._db.name} is being read by a transaction that sees what was deleted; "
-                    "try again when it is done."
-                )
-            time.sleep(_PAUSE_SECONDS)
 
     @property
     def _unreadable(self) -> dict[str, Callable[[Connection], list[int]]]:
@@ -336,7 +324,8 @@ class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
         keyed = new.idempotency_key is not None
         sql = _COMMIT + _COMMIT_STEPS * bool(steps) + _COMMIT_KEY * keyed + _DONE
         try:
-            done = self._db.insert(sql, values, beside=new.session_id)
+            draws = (MESSAGES, STEPS) if steps else (MESSAGES,)
+            done = self._db.insert(sql, values, draws=draws, beside=new.session_id)
         except StorageError as error:
             if not isinstance(error.__cause__, UniqueViolation):
                 raise
@@ -379,9 +368,7 @@ class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
 
     def frontier(self) -> Frontier:
         """Return how far the store has come, and up to where all of it can be seen."""
-        asked = {"namespace": self._namespace}
-        with self._db.asking() as connection:
-            found = connection.execute(_FRONTIER, asked).fetchone()
+        found = self._db.known(_FRONTIER, {"namespace": self._namespace})
         if found is None:
             return self._frontier_of(None)
         frontier, (row, message_row, beyond) = self._frontier_of(found[:7]), found[7:]

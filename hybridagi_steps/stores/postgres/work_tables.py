@@ -14,17 +14,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
+from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
 from hybridagi_steps.outside_files import (
     RUN_COLUMNS,
     QueuedRun,
+    Whose,
     handed_out,
-    queue_of_jobs,
-    queues_of_runs,
 )
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
-from hybridagi_steps.stores.postgres.schema import SCHEMA
+from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, rewrite
 from hybridagi_steps.stores.postgres.spelling import teach
 
 Raw = psycopg.Connection[Any]
@@ -35,17 +34,19 @@ _EARLIER_SCHEMA = "dbos"
 _CONNECT_SECONDS = 10
 _BUSY_SECONDS = 30
 _PAUSE_SECONDS = 0.05
+_TRIES = 10
+_IN_THE_WAY = (psycopg.errors.DeadlockDetected, psycopg.errors.InternalError_)
+"""Others work in tables that are being isolated, or alter them ("tuple concurrently updated")."""
 _LOCK = 0x48535457
-_QUEUES = ", ".join(
-    f"'{name.removesuffix(':')}'" for name in (*queues_of_runs(""), queue_of_jobs(""))
-)
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 _CREATE = f"""BEGIN;
     SELECT pg_advisory_xact_lock({_LOCK});
     CREATE SCHEMA IF NOT EXISTS {WORK_SCHEMA};
-    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.presence (
-        name TEXT PRIMARY KEY, token UUID NOT NULL, backend INTEGER NOT NULL,
-        seen_at TIMESTAMPTZ NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL);
+    DROP TABLE IF EXISTS {WORK_SCHEMA}.presence;
+    CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.lease (
+        namespace TEXT NOT NULL, name TEXT NOT NULL, token UUID NOT NULL, backend INTEGER NOT NULL,
+        seen_at TIMESTAMPTZ NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL,
+        PRIMARY KEY (namespace, name));
     CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.live_run (
         namespace TEXT NOT NULL, run_id TEXT NOT NULL, holder TEXT NOT NULL,
         session_id TEXT, user_id TEXT, ended_at TIMESTAMPTZ, PRIMARY KEY (namespace, run_id));
@@ -56,12 +57,18 @@ _CREATE = f"""BEGIN;
     CREATE TABLE IF NOT EXISTS {WORK_SCHEMA}.run_request (
         id UUID PRIMARY KEY, namespace TEXT NOT NULL, run_id TEXT NOT NULL, asked JSONB NOT NULL,
         answer JSONB, asked_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp());
+    CREATE UNLOGGED TABLE IF NOT EXISTS {WORK_SCHEMA}.request_rate (
+        namespace TEXT NOT NULL, user_id TEXT NOT NULL, full_at TIMESTAMPTZ NOT NULL,
+        PRIMARY KEY (namespace, user_id));
     COMMIT"""
+"""Versions before had who lives in `presence`, where every role saw it; nothing there lasts."""
 _ISOLATE = f"""DO $$
 DECLARE
     mine CONSTANT TEXT := 'IN (SELECT n.name FROM {SCHEMA}.access a
         JOIN {SCHEMA}.namespace n ON n.id = a.namespace WHERE a.role = current_user)';
-    queue CONSTANT TEXT := $of$coalesce(queue_name, attributes ->> 'queue', '')$of$;
+    of_queue CONSTANT TEXT := 'strpos(%1$s, $of$:$of$) > 0
+        AND substr(%1$s, strpos(%1$s, $of$:$of$) + 1) %2$s';
+    queue CONSTANT TEXT := $of$coalesce(attributes ->> 'queue', queue_name, '')$of$;
     t RECORD;
     condition TEXT;
 BEGIN
@@ -75,20 +82,22 @@ BEGIN
             (SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
                 AND a.attname IN ('workflow_uuid', 'destination_uuid')) AS run
         FROM pg_catalog.pg_class c WHERE c.relnamespace = current_schema()::regnamespace
-            AND c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE') AND NOT c.relrowsecurity
+            AND c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE')
+            AND NOT EXISTS (SELECT FROM pg_catalog.pg_policy p WHERE p.polrelid = c.oid
+                AND p.polname = 'own')
             AND (c.relname <> 'workflow_status' OR EXISTS (
                 SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
                 AND a.attname = 'attributes'))
     LOOP
         condition := CASE WHEN t.has_namespace THEN format('namespace %s', mine)
-            WHEN t.name = 'workflow_status' THEN
-                format($of$split_part(%1$s, ':', 1) NOT IN ({_QUEUES})
-                    OR substr(%1$s, strpos(%1$s, ':') + 1) %2$s$of$, queue, mine)
+            WHEN t.name = 'workflow_status' THEN format(of_queue, queue, mine)
+            WHEN t.name = 'queues' THEN format(of_queue, 'name', mine)
             WHEN t.run IS NOT NULL THEN format('EXISTS (
                 SELECT FROM workflow_status s WHERE s.workflow_uuid = %I.%I)', t.name, t.run)
             END;
         CONTINUE WHEN condition IS NULL;
-        EXECUTE format('CREATE POLICY mine ON %I USING (%s) WITH CHECK (%s)', t.name,
+        EXECUTE format('DROP POLICY IF EXISTS mine ON %I', t.name);
+        EXECUTE format('CREATE POLICY own ON %I USING (%s) WITH CHECK (%s)', t.name,
             condition, CASE WHEN t.run IS NULL OR t.name = 'workflow_status' THEN condition
                 ELSE 'true' END);
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t.name);
@@ -103,32 +112,74 @@ BEGIN
             current_schema(), t.name);
     END LOOP;
 END $$"""  # noqa: S608 - our own names
-"""Lets a role that `access` binds see the work of its namespaces. Roles get the rights that DBOS
-needs; what only says how a database is set up, or who lives, all of them see. Tables that another
-process is still making (`attributes` come late) are left to it: it calls this when it is done."""
+"""Lets a role that `access` binds see the work of its namespaces: a queue's name ends with its own.
+Roles get the rights that DBOS needs; which version of DBOS it is all of them see. Tables that
+another process is still making (`attributes` come late) are left to it: it calls this when it is
+done. Policies of an earlier version, `mine`, showed plans to everybody, and runs given up."""
 _TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
 _FORGET = f"DELETE FROM {WORK_SCHEMA}.live_run WHERE ended_at IS NOT NULL"  # noqa: S608 - our own name
+_FORGET_DEAD = f"""DELETE FROM {WORK_SCHEMA}.lease
+    WHERE seen_at < clock_timestamp() - interval '1 minute'"""  # noqa: S608 - our own name
+"""Who is dead; some names are of places that users hold."""
+_FORGET_RATES = f"""DELETE FROM {WORK_SCHEMA}.request_rate WHERE full_at <= clock_timestamp()
+    OR (namespace = %s AND (%s OR user_id = %s))"""  # noqa: S608 - our own name
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> 'queue'), i.inputs
     FROM {}.workflow_status s
     LEFT JOIN {}.workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
-_READERS = """SELECT count(*) FROM pg_catalog.pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL
-        AND age(backend_xmin) > age(CAST(CAST(%s AS TEXT) AS xid))"""
-_NOW = "SELECT CAST(CAST(pg_current_xact_id() AS TEXT) AS BIGINT) %% 4294967296"
 
 
 def connected(conninfo: str) -> Raw:
-    """Return a connection that commits each statement, and prepares none: a pooler may lend it."""
+    """Return a connection that commits each statement, and prepares none: a pooler may lend it.
+
+    Waits for locks and statements have limits, but where a pooler would give them to others.
+    """
     try:
         raw: Raw = psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_SECONDS)
         raw.prepare_threshold = None
+        raw.execute(_limits(raw).encode())
         teach(raw)
         return raw
     except psycopg.Error as error:
         name = shown_address(conninfo)
         raise unreachable(error, name, secrets_of(conninfo)) from error
+
+
+def _limits(raw: Raw) -> str:
+    """Return the query that sets limits for a session, unless a pooler lends the connection."""
+    return f"""SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', lent),
+        set_config('statement_timeout', CASE current_setting('statement_timeout')
+            WHEN '0' THEN '{LONGEST_STATEMENT}' ELSE current_setting('statement_timeout') END, lent)
+        FROM (SELECT pg_backend_pid() <> {raw.info.backend_pid} AS lent) pooler"""  # noqa: S608 - no text in it
+
+
+def limited(conninfo: str) -> Raw:
+    """Return a connection with the limits for DBOS, which makes none."""
+    raw: Raw = psycopg.connect(conninfo, connect_timeout=_CONNECT_SECONDS)
+    try:
+        raw.execute(_limits(raw).encode())
+        raw.commit()  # or they would be rolled back
+    except BaseException:
+        raw.close()
+        raise
+    return raw
+
+
+def limit_all(connections: Any) -> None:
+    """Set the limits on all connections of an engine of SQLAlchemy's, of which none is in use."""
+    from sqlalchemy import event
+
+    def limit(raw: Any, _: object) -> None:
+        try:
+            raw.execute(_limits(raw))
+            raw.commit()
+        except BaseException:
+            raw.close()  # which SQLAlchemy does not
+            raise
+
+    event.listen(connections, "connect", limit)
+    connections.dispose()  # what it has tried
 
 
 def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
@@ -143,9 +194,17 @@ def prepare(raw: Raw, conninfo: str) -> None:
         ReadOnlyStorageError: That takes the right to create it, once.
     """
     try:
-        if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.run_request",)).fetchone() != (True,):
-            raw.execute(_CREATE.encode())
-        raw.execute(_ISOLATE.encode())
+        for tries_left in range(_TRIES, -1, -1):
+            try:
+                if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.lease",)).fetchone() != (True,):
+                    raw.execute(_CREATE.encode())
+                raw.execute(_ISOLATE.encode())
+                break
+            except _IN_THE_WAY:
+                raw.execute("ROLLBACK")
+                if not tries_left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
     except psycopg.errors.InsufficientPrivilege as error:
         raise ReadOnlyStorageError(
             f"{shown_address(conninfo)}: this role may neither use nor create {WORK_SCHEMA}, the "
@@ -196,8 +255,13 @@ def _check_pooler(raw: Raw, conninfo: str) -> None:
         raw.execute("DEALLOCATE ALL")
 
 
-def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
+def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool], whose: Whose) -> None:
     """Delete runs and pieces of work from the queues of a database, to the last byte.
+
+    Args:
+        conninfo: The address of the database.
+        gone: Whether a run is to go.
+        whose: Of whom it is forgotten how often he asked; of others where that tells nothing.
 
     Raises:
         StorageError: The database cannot be reached, or not written.
@@ -205,24 +269,28 @@ def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool]) -> None:
     """
     try:
         with connected(conninfo) as raw:
-            lent = f"pg_backend_pid() <> {raw.info.backend_pid}"  # by a pooler, for others, too
-            raw.execute(f"SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', {lent})".encode())
+            own = raw.execute("SELECT pg_backend_pid()").fetchone() == (raw.info.backend_pid,)
             for schema in (WORK_SCHEMA, _EARLIER_SCHEMA):
                 tables: dict[str, list[str]] = dict(raw.execute(_TABLES, (schema,)).fetchall())
-                if any([_forgotten(raw, tables), _erased(raw, schema, tables, gone)]):
-                    _wait_for_readers(raw)
-                    for table in tables:
-                        name = sql.Identifier(schema, table)
-                        raw.execute(sql.SQL("VACUUM (FULL) {}").format(name))
+                if any([_forgotten(raw, tables, whose), _erased(raw, schema, tables, gone)]):
+                    names = [sql.Identifier(schema, table) for table in tables]
+                    rewrite(raw, names, shown_address(conninfo), _BUSY_SECONDS, lent=not own)
     except psycopg.Error as error:
         raise translated_from(error, conninfo) from error
 
 
-def _forgotten(raw: Raw, tables: Collection[str]) -> bool:
-    """Delete what is known of all runs that are over; return whether there was anything."""
-    if "live_run" not in tables:
-        return False
-    return raw.execute(_FORGET.encode()).rowcount > 0
+def _forgotten(raw: Raw, tables: Collection[str], whose: Whose) -> bool:
+    """Delete what is known of runs that are over, of the dead, of a user; whether there was any."""
+    found = 0
+    if "live_run" in tables:
+        found += raw.execute(_FORGET.encode()).rowcount
+    if "lease" in tables:
+        found += raw.execute(_FORGET_DEAD.encode()).rowcount
+    if "request_rate" in tables:
+        found += raw.execute(
+            _FORGET_RATES.encode(), (whose.namespace, whose.everybody, whose.user_id)
+        ).rowcount
+    return found > 0
 
 
 def _erased(
@@ -241,13 +309,3 @@ def _erased(
                 names = sql.Identifier(schema, table), sql.Identifier(column)
                 raw.execute(statement.format(*names), (ids,))
     return bool(ids)
-
-
-def _wait_for_readers(raw: Raw) -> None:
-    """Wait until nobody can see what was deleted before; VACUUM would keep it for them."""
-    now = raw.execute(_NOW, ()).fetchone()
-    give_up = time.monotonic() + _BUSY_SECONDS
-    while raw.execute(_READERS, now).fetchone() != (0,):
-        if time.monotonic() >= give_up:
-            raise StorageBusyError("a queue is read by a transaction that sees what was deleted.")
-        time.sleep(_PAUSE_SECONDS)

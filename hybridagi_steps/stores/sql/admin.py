@@ -27,7 +27,9 @@ from hybridagi_steps.stores.sql.tables import (
 _IDENTITY = """SELECT (SELECT value FROM meta WHERE key = 'store_id'), n.embedder, n.dimension
     FROM (SELECT 1) one LEFT JOIN namespace n ON n.id = ?"""
 _NOTHING_NEW = "UPDATE namespace SET epoch = epoch WHERE id = ?"
-_PLACES = "SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:' ORDER BY key"
+_PLACES = """SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:'
+    AND key IN ('place:' || CAST(? AS TEXT) || ':' || value, 'place:' || value) ORDER BY key"""
+"""Without a namespace in files of earlier versions."""
 _NOTE_PLACE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
 _LEARNED = "SELECT value FROM meta WHERE key = ?"
 _KEEP_LEARNED = """INSERT INTO meta VALUES (?, ?)
@@ -167,12 +169,12 @@ class AdminTables(RetentionTables):
     def places(self) -> list[str]:
         """Return what was noted."""
         with self._db.asking() as connection:
-            return self._column(connection, _PLACES)
+            return self._column(connection, _PLACES, self._namespace)
 
     def note_place(self, place: str) -> None:
         """Note another file of texts of this store."""
         with self._db.writing() as connection:
-            connection.execute(_NOTE_PLACE, (f"place:{place}", place))
+            connection.execute(_NOTE_PLACE, (f"place:{self._namespace}:{place}", place))
 
     def learned(self, name: str) -> str | None:
         """Return what was kept under a name."""

@@ -8,7 +8,7 @@ pointed at is an attempt under way, which a sweep leaves alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -220,10 +220,14 @@ class BranchTables(SessionTables):
             )
         return messages, steps
 
+    def now(self) -> datetime:
+        """Return the time by the clock that decides what is old."""
+        return utc_now()
+
     @property
     def _asked_of_branches(self) -> dict[str, Any]:
         """Return what the query for what is read of branches asks."""
-        since = (utc_now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
+        since = (self.now() - timedelta(hours=ATTEMPT_HOURS)).isoformat()
         return {"namespace": self._namespace, "since": since}
 
     def rewrite_messages(self, changed: Mapping[str, Step]) -> int:

@@ -224,7 +224,7 @@ class MessageUnits(MessageFilter):
 
     def _scored(self, connection: Connection, steps: Sequence[AgentStep]) -> None:
         """Let messages show the score of their run."""
-        runs = {step.run_id for step in steps if step.run_id}
+        runs = {step.run_id for step in steps if step.run_id is not None}
         scores = self._run_scores(connection, runs) if runs else {}
         for step in steps:
             if step.run_id in scores:

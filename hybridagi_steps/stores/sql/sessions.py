@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import orjson
+
 from hybridagi_steps.errors import UnknownSessionError
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.store_values import BranchPosition, SessionState, SessionSummary
-from hybridagi_steps.stores.body import decode_message, message_dicts, preview
+from hybridagi_steps.stores.body import Written, decode_message, message_dicts, preview
 from hybridagi_steps.stores.sql.lineage import (
     OPEN_END,
     branch_of,
@@ -28,6 +30,10 @@ from hybridagi_steps.stores.sql.tables import DERIVED, Connection, is_storable, 
 _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, user_id,
         checksum FROM session
     WHERE namespace = ? {} ORDER BY written DESC LIMIT ? OFFSET ?"""
+_LAST_SAID = """SELECT m.said, m.body, m.id, s.id, m.sequence
+    FROM (SELECT id, branch_id FROM session WHERE namespace = ? ORDER BY written DESC LIMIT ?) s
+    JOIN message m ON m.branch_id = s.branch_id AND m.sequence = (
+        SELECT max(o.sequence) FROM message o WHERE o.branch_id = s.branch_id)"""
 _SAVE_TOKENS = """INSERT INTO message_token (message_row, counter, tokens)
     SELECT row, ?, ? FROM message WHERE namespace = ? AND id = ?
     ON CONFLICT (message_row, counter) DO UPDATE SET tokens = excluded.tokens"""
@@ -122,6 +128,17 @@ class SessionTables(SessionCommits):
         with self._db.reading() as connection:
             found = list(connection.execute(query, page))
             return [self._session(connection, *row) for row in found]
+
+    def unanswered(self, limit: int) -> list[Step]:
+        """Return the last messages of the sessions written last that are no model's answer."""
+        with self._db.asking() as connection:
+            found = connection.execute(_LAST_SAID, (self._namespace, limit)).fetchall()
+        return [
+            decode_message(Written(said, body), *place)
+            for said, body, *place in found
+            if (last := orjson.loads(said))["role"] != MessageRole.ASSISTANT
+            or last.get("tool_calls")
+        ]
 
     def message_tokens(self, message_ids: Sequence[str], counter_id: str) -> dict[str, int]:
         """Return the counts known for these messages."""

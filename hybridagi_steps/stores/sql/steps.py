@@ -178,8 +178,11 @@ class StepReading(Tables):
 
     def read(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         """Return the steps in these rows."""
+        return self._found([int(row) for row in rows]) if len(rows) else {}
+
+    def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         with self._db.reading() as connection:
-            return self._read(connection, [int(row) for row in rows])
+            return self._read(connection, rows)
 
     def children(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return the steps whose parent is one of `ids`, by row."""
@@ -322,7 +325,7 @@ class StepReading(Tables):
                     given = embedding[1]
                     length = 1.0 if given else np.linalg.norm(vector)  # as an embedder gives it
                     steps[row].vector = (vector / length).tolist()
-        unscored = {step.run_id for step in steps.values() if step.score is None and step.run_id}
+        unscored = {s.run_id for s in steps.values() if s.score is None and s.run_id is not None}
         if unscored:
             scores = self._run_scores(connection, unscored)
             for step in steps.values():

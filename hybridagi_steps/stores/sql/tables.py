@@ -23,6 +23,7 @@ from hybridagi_steps.stores.checksums import ChecksumError, as_bytes, damaged
 from hybridagi_steps.stores.waiting import Patience
 
 _NAMESPACE = "SELECT id FROM namespace WHERE name = ?"
+NAMESPACES = "SELECT name FROM namespace ORDER BY id"
 _NEW_NAMESPACE = "INSERT INTO namespace (name) VALUES (?) ON CONFLICT DO NOTHING"
 ANYWHERE, DERIVED = "", "\x00derived"
 """What a writer alone may change while others write beside it, if it is no session: rows that are

@@ -9,14 +9,17 @@ the tables mean.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 from hybridagi_steps.errors import DamagedFileError, ForeignFileError, NewerSchemaError
-from hybridagi_steps.stores.sql.tables import Connection, numbered_scripts
+from hybridagi_steps.stores.sql.tables import NAMESPACES, Connection, numbered_scripts
+
+T = TypeVar("T")
 
 APPLICATION_ID = 0x48535450
 """Marks our files in byte 68 of the header: "HSTP"."""
@@ -63,11 +66,27 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 
 def stored_version(address: str) -> int:
     """Return the schema version of a file, left as it is; of one that cannot be read the latest."""
+    found = _looked_at(address, lambda connection: version_of(connection, Path(address)))
+    return latest_version() if found is None else found
+
+
+def stored_namespaces(address: str) -> list[str] | None:
+    """Return the namespaces of a file, left as it is; None of one that cannot be read."""
+
+    def names(connection: sqlite3.Connection) -> list[str]:
+        known = version_of(connection, Path(address))
+        return [name for (name,) in connection.execute(NAMESPACES)] if known else []
+
+    return _looked_at(address, names)
+
+
+def _looked_at(address: str, read: Callable[[sqlite3.Connection], T]) -> T | None:
+    """Return what is read of a file that is left as it is; None where nobody can."""
     for mode in ("ro", "ro&immutable=1"):  # the second where no log can be made
         uri = f"{Path(address).absolute().as_uri()}?mode={mode}"
         with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as connection:
-            return version_of(connection, Path(address))
-    return latest_version()
+            return read(connection)
+    return None
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:

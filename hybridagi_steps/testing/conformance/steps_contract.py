@@ -228,6 +228,14 @@ class RunContract:
         store.append([step(id="d", run_id="r")])
         assert store.get(["d"])[0].score == 0.9
 
+    def test_a_run_may_have_an_empty_name_and_no_step_without_one_is_in_it(
+        self, store: StepStore
+    ) -> None:
+        store.append([step(id="a", run_id=""), step(id="b")])
+        store.score_run("", 0.0, None)
+        assert [each.score for each in store.get(["a", "b"])] == [0.0, None]
+        assert ids(store.find(StepFilter(min_score=0.0), limit=9)) == ["a"]
+
     def test_what_was_said_of_runs(self, store: StepStore) -> None:
         store.append([step(id=name, run_id=name) for name in "abc"])
         store.score_run("a", 0.5, "so so")

@@ -28,7 +28,10 @@ _BATCH = 500
 class StoreSide:
     """The store, which keeps a step's values as JSONB."""
 
-    settings = "values as JSONB by namespace and key, two indexes; no vectors"
+    settings = (
+        "values as JSONB by namespace and key, two indexes; no vectors, no checksum; a put replaces"
+        " what is there"
+    )
 
     def __init__(self, address: str, vectors: FixedVectors, folder: Path) -> None:
         self._stack = ExitStack()
@@ -62,7 +65,10 @@ class StoreSide:
 class FoundStoreSide(StoreSide):
     """The store with its default vector index."""
 
-    settings = "values as JSONB, and the vector of the whole value in a second table with HNSW"
+    settings = (
+        "the same, and the vector of the whole value in a second table with HNSW; a search gives"
+        " values by distance: no words, no reasons, nothing that says the same left out"
+    )
 
     def _index(self, vectors: FixedVectors) -> Any:
         return {"dims": vectors.dimension, "embed": vectors, "fields": ["$"]}

@@ -33,7 +33,10 @@ def _row(record: StepRecord) -> dict[str, str]:
 class Mem0Side:
     """The step's JSON text as the content of one message, its id and owner as metadata."""
 
-    settings = "text twice (once for words) in JSONB, vector, HNSW and GIN; history in SQLite"
+    settings = (
+        "text twice (once for words) in JSONB, vector, HNSW and GIN; history in SQLite, in another"
+        " transaction; no checksum"
+    )
 
     def __init__(self, address: str, vectors: FixedVectors, folder: Path) -> None:
         os.environ |= {"MEM0_TELEMETRY": "False", "MEM0_DIR": str(folder)}

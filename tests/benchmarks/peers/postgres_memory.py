@@ -106,7 +106,11 @@ class MemorySide:
     """A `StepMemory` with durability `full`, the default."""
 
     budget: str | None = None
-    settings = "a step, its keys and checksum in one row; words and vectors by `flush`, in batches"
+    settings = (
+        "a step, its keys and checksum in one row, found by id, run, parent and session; an id that"
+        " is there is refused; who follows or erases misses nothing that is just being written;"
+        " words and vectors by `flush`, in batches"
+    )
 
     def __init__(self, address: str, vectors: FixedVectors, folder: Path) -> None:
         self._memory = StepMemory(
