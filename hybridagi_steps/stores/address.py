@@ -6,13 +6,15 @@ database and a few harmless options. Nothing here connects, and no driver is nee
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
 from hybridagi_steps.errors import UnsupportedAddressError
 
 _PARTS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+IN_MEMORY = ":memory:"
+"""The address of a memory that lives as long as its object."""
 _SHOWN = frozenset("host hostaddr port dbname user service sslmode".split())  # noqa: SIM905 - names read better so
 
 
@@ -38,8 +40,9 @@ def shown_address(address: str) -> str:
 
 
 def lasting_address(address: str) -> str:
-    """Return an address that means the same wherever this process goes."""
-    return address if is_server(address) else str(Path(address).absolute())
+    """Return an address that means the same wherever this process goes, by whatever link."""
+    kept = address == IN_MEMORY or is_server(address)
+    return address if kept else os.path.realpath(address)
 
 
 def secrets_of(address: str) -> list[str]:
