@@ -46,11 +46,10 @@ from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors
 from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.stores import address_text, open_store
-from hybridagi_steps.stores.address import IN_MEMORY, is_server, lasting_address, shown_address
+from hybridagi_steps.stores.address import IN_MEMORY, cache_path, lasting_address, shown_address
 from hybridagi_steps.stores.backup import back_up
 from hybridagi_steps.stores.copying import Copying
 from hybridagi_steps.stores.hygiene import Hygiene
-from hybridagi_steps.stores.index_files import cache_path
 from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.placement import placed
 from hybridagi_steps.stores.prompts import Prompting
@@ -199,7 +198,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         return deleted
 
     def clear(self) -> Erased:
-        """Erase every step and session of this namespace, trial runs and durable ones included.
+        """Erase all of this namespace, trial and durable runs, too; not what a ProgramMemory keeps.
 
         Returns:
             What `purge` returns, of which only `unreached` means something.
@@ -534,12 +533,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         """
         return self._binding.known()
 
-    @property
-    def _file(self) -> Path | None:
-        """The memory's file; None when it is none."""
-        is_file = self.address != IN_MEMORY and not is_server(self.address)
-        return Path(self.whole_address) if is_file else None
-
     def note_queue(self, place: str) -> None:
         """Remember a queue that holds texts of this memory, so that `purge` finds it.
 
@@ -583,7 +576,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         try:
             beyond = store.compact()
         except (StorageBusyError, ReadOnlyStorageError):  # the rows are gone: that is to be learned
-            beyond = (str(self._file or self.address),)
+            beyond = (shown_address(self.whole_address),)
         return [*beyond, *(store.caches_elsewhere() if isinstance(store, CachedApart) else [])]
 
     def _forget_cache(self) -> None:

@@ -35,7 +35,7 @@ import numpy.typing as npt
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.stores.index_files import UNFINISHED, remove_abandoned
+from hybridagi_steps.outside_files import UNFINISHED, remove_abandoned
 
 Array = npt.NDArray[Any]
 

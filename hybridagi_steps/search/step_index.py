@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, StorageError
+from hybridagi_steps.outside_files import columns_path, erase_cache
 from hybridagi_steps.protocols import CachedApart, IndexedStore
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
@@ -35,7 +36,6 @@ from hybridagi_steps.search.index_cache import (
 from hybridagi_steps.search.row_filter import RowFilter, SavedColumns
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
-from hybridagi_steps.stores.index_files import columns_path, erase_cache
 
 FILTER_FORMAT = 1
 FORMAT = 10

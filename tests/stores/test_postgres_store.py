@@ -39,9 +39,8 @@ from hybridagi_steps.exchange import salvage_file
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Position
 from hybridagi_steps.stores import open_store
-from hybridagi_steps.stores.address import secrets_of, shown_address
+from hybridagi_steps.stores.address import cache_path, secrets_of, shown_address
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.stores.index_files import cache_path
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message, save_pending, step
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
