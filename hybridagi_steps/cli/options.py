@@ -69,6 +69,7 @@ def existing(db: str, namespace: str) -> AbstractContextManager[StepMemory]:
     if "numpy" not in sys.modules:  # whose threads are started with it, and here have no work
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     check_file(db)
+    _refuse_empty(db)
     return opened(db, namespace)
 
 
@@ -82,6 +83,20 @@ def check_file(db: str) -> None:
         raise typer.BadParameter(
             f"there is no memory file {address}; import something into it, or name another with "
             "--db."
+        )
+
+
+def _refuse_empty(db: str) -> None:
+    """Refuse a file without a byte, which opening would make a new memory: it may have been cut."""
+    from hybridagi_steps.stores.address import is_server
+    from hybridagi_steps.stores.placement import placed
+
+    address, _ = placed(db)
+    parts = [] if is_server(address) else [Path(address), Path(f"{address}-wal")]
+    if parts and not any(part.exists() and part.stat().st_size for part in parts):
+        raise typer.BadParameter(
+            f"{address} is empty, no byte of a memory is in it; restore a backup, or import "
+            "something into it to begin one there."
         )
 
 

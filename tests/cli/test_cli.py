@@ -379,6 +379,10 @@ READING = ("search x", "show abcdef", "runs", "export", "stats", "verify", "vacu
 @pytest.mark.parametrize("command", [*READING, "purge --run x --yes"])
 def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path: Path) -> None:
     refused(run(*command.split()), "there is no memory file steps.db")
+    Path("steps.db").touch()
+    refused(run(*command.split()), "steps.db is empty")
+    assert Path("steps.db").stat().st_size == 0
+    Path("steps.db").unlink()
     assert list(tmp_path.iterdir()) == []
 
 
