@@ -255,7 +255,10 @@ def _invalid(error: ValidationError) -> InvalidFilterError:
     if first["type"] == "extra_forbidden":
         known = ", ".join(StepFilter.model_fields)
         return InvalidFilterError(f"unknown filter key {key!r}; known keys: {known}.", key=key)
-    return InvalidFilterError(f"filter key {key!r}: {first['msg']}.", key=key)
+    said = first["msg"]
+    if key == "metadata" and len(first["loc"]) > 1:
+        said = f"the value of {first['loc'][1]!r} is a text, a number, true, false or null"
+    return InvalidFilterError(f"filter key {key!r}: {said}.", key=key)
 
 
 class StepHit(BaseModel):

@@ -185,3 +185,9 @@ def test_steps_and_messages_read_a_date_as_a_filter_does() -> None:
     step = AgentStep.model_validate({"step_type": "Action", "created_at": "20261101"})
     message = Step.model_validate({"session_id": "s", "role": "user", "created_at": "20261101"})
     assert step.created_at == message.created_at == at
+
+
+def test_what_metadata_may_be_compared_with_is_named() -> None:
+    for value in ([1], {"b": 1}):
+        with pytest.raises(InvalidFilterError, match="'a' is a text, a number, true, false or nul"):
+            StepFilter.of({"metadata": {"a": value}})
