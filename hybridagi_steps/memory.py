@@ -461,13 +461,15 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
 
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes: steps, runs, pending, embedded, text_only, bytes."""
-        identity = self._open_store.identity()
+        identity, moved = self._open_store.identity(), getattr(self._store, "moved_to", None)
+        place = moved and moved()
         return {
             "address": self.address,
             "namespace": self.namespace,
             **self._store.stats(),
             "embedder": identity.embedder,
             "dimension": identity.dimension,
+            **({"moved_to": place} if place else {}),
         }
 
     def backup(self, path: str | Path) -> int:
