@@ -125,22 +125,33 @@ def jobs(
                 shown.update(render.jobs_table(found := durable.jobs.list()))
 
 
-def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
+def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
     """Give the space of deleted steps back."""
+    from hybridagi_steps.cli import render
+
     with existing(db, namespace) as memory:
         before = memory.stats()["bytes"]
         memory.vacuum()
         after = memory.stats()["bytes"]
+    if as_json:
+        render.print_json({"bytes_before": before, "bytes": after})
+        return
     typer.echo(f"{named(db)}: {before:,} bytes before, {after:,} now.")
 
 
 def backup(
     target: Annotated[Path, typer.Argument(help="A file that is not there yet.")],
     db: Db = DEFAULT_DB,
+    as_json: AsJson = False,
 ) -> None:
     """Write a memory's file into a new one, while others write; to restore, put it back."""
+    from hybridagi_steps.cli import render
+
     with existing(db, "default") as memory:
         size = memory.backup(target)
+    if as_json:
+        render.print_json({"path": str(target), "bytes": size})
+        return
     typer.echo(f"{target}: {size:,} bytes, all namespaces of {named(db)}.")
 
 
@@ -204,7 +215,7 @@ def purge(
     if as_json:
         render.print_json({"erased": int(erased), **vars(erased)})
         return
-    found = "" if erased else "nothing matched: "
+    found = "" if erased else "nothing matched (runs in queues are not counted): "
     typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
     for place in erased.unreached:
         typer.echo(render.plain(f"not reached, and may still hold some of it: {place}"), err=True)

@@ -334,6 +334,11 @@ def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
     assert "bytes, all namespaces of steps.db" in run("backup", "copy.db").out
     assert json.loads(run("stats", "--db", "copy.db", "--json").out)["steps"] == 838
     refused(run("backup", "copy.db"), "copy.db is there")
+    vacuumed, copied = (
+        json.loads(run(*words, "--json").out) for words in (["vacuum"], ["backup", "c"])
+    )
+    assert vacuumed["bytes"] <= vacuumed["bytes_before"]
+    assert copied == {"path": "c", "bytes": Path("c").stat().st_size}
 
 
 def test_retain_removes_what_is_old_and_says_how_much(run: Run) -> None:
