@@ -45,9 +45,8 @@ from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import START_AT
 from hybridagi_steps.search.lineage import Expand, ancestors
 from hybridagi_steps.search.searcher import Searcher
-from hybridagi_steps.search.step_index import IN_MEMORY, cache_path
 from hybridagi_steps.stores import address_text, open_store
-from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
+from hybridagi_steps.stores.address import IN_MEMORY, cache_path, lasting_address, shown_address
 from hybridagi_steps.stores.backup import back_up
 from hybridagi_steps.stores.copying import Copying
 from hybridagi_steps.stores.hygiene import Hygiene
@@ -122,8 +121,8 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             InvalidSettingError: `timeout_seconds` or `memory_budget` is none, or is not for files.
         """
         self.redact = checked_redact(redact)
-        self.whole_address, self.namespace = placed(address_text(address), namespace)
-        self.address = shown_address(self.whole_address)
+        named, self.namespace = placed(address_text(address), namespace)
+        self.address, self.whole_address = shown_address(named), lasting_address(named)
         self.memory_budget = budget_bytes(memory_budget, self.whole_address)
         self.durability: Durability = durability
         self.timeout_seconds = timeout_seconds
@@ -199,7 +198,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         return deleted
 
     def clear(self) -> Erased:
-        """Erase every step and session of this namespace, trial runs and durable ones included.
+        """Erase all of this namespace, trial and durable runs, too; not what a ProgramMemory keeps.
 
         Returns:
             What `purge` returns, of which only `unreached` means something.
@@ -462,13 +461,15 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
 
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes: steps, runs, pending, embedded, text_only, bytes."""
-        identity = self._open_store.identity()
+        identity, moved = self._open_store.identity(), getattr(self._store, "moved_to", None)
+        place = moved and moved()
         return {
             "address": self.address,
             "namespace": self.namespace,
             **self._store.stats(),
             "embedder": identity.embedder,
             "dimension": identity.dimension,
+            **({"moved_to": place} if place else {}),
         }
 
     def backup(self, path: str | Path) -> int:
@@ -506,7 +507,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             raise MemoryNotPicklableError(
                 "a memory at ':memory:' cannot be pickled; give it a file."
             )
-        return self._opening, (lasting_address(self.whole_address),)
+        return self._opening, (self.whole_address,)
 
     def __repr__(self) -> str:
         return f"StepMemory({self.address!r}, namespace={self.namespace!r})"
@@ -534,12 +535,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         """
         return self._binding.known()
 
-    @property
-    def _file(self) -> Path | None:
-        """The memory's file; None when it is none."""
-        is_file = self.address != IN_MEMORY and not is_server(self.address)
-        return Path(self.address).absolute() if is_file else None
-
     def note_queue(self, place: str) -> None:
         """Remember a queue that holds texts of this memory, so that `purge` finds it.
 
@@ -565,7 +560,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
                 if isinstance(self._store, CachedApart):
                     cache = self._store.index_cache()
                 else:
-                    cache = cache_path(self.address, self.namespace)
+                    cache = cache_path(self.whole_address, self.namespace)
                 how = (self.redact, self.timeout_seconds, self.memory_budget)
                 self._searcher = Searcher(self._store, self._binding.usable, cache, *how)
             return self._searcher
@@ -583,7 +578,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         try:
             beyond = store.compact()
         except (StorageBusyError, ReadOnlyStorageError):  # the rows are gone: that is to be learned
-            beyond = (str(self._file or self.address),)
+            beyond = (shown_address(self.whole_address),)
         return [*beyond, *(store.caches_elsewhere() if isinstance(store, CachedApart) else [])]
 
     def _forget_cache(self) -> None:

@@ -1,29 +1,36 @@
-"""Files outside of a memory's own that hold what it may have to erase: queues and workspace states.
+"""Files outside of a memory's own that hold what it may have to erase: queues, workspaces, indexes.
 
-Knows which tables the engine of a queue (DBOS) keeps runs in, and how a workspace's state folder is
-laid out; needs neither the engine nor the workspace, so that any process can erase. Whether a run
-is to go, the caller says.
+Knows which tables the engine of a queue (DBOS) keeps runs in, how a workspace's state folder is
+laid out, and what the writers of an index leave; needs none of them, so that any process can erase.
+Whether a run is to go, the caller says.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Generator, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import quote
+
+from hybridagi_steps.errors import StorageError
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system, which has no workspaces either
     fcntl = None
 
+UNFINISHED = ".tmp"
 _BUSY_SECONDS = 30.0
+_ABANDONED_SECONDS = 3600
 _RUNS = """SELECT s.workflow_uuid, coalesce(s.queue_name, s.attributes ->> '$.queue'), i.inputs
     FROM workflow_status s
     LEFT JOIN workflow_input i ON i.workflow_uuid = s.workflow_uuid"""
@@ -35,6 +42,7 @@ QUEUES = """SELECT coalesce(queue_name, attributes ->> 'queue') AS queue,
     FROM {}workflow_status WHERE coalesce(queue_name, attributes ->> 'queue') IS NOT NULL
     GROUP BY queue ORDER BY queue"""
 """Of each queue its name, how many wait, go on and were given up, and since when (ms) one waits."""
+log = logging.getLogger("hybridagi_steps")
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 PLANS = "plan-steps"
 """What queues of plans are called: in a file so alone."""
@@ -222,3 +230,50 @@ def handed_out(inputs: str | None) -> str:
         return str(json.loads(inputs or "")["args"][0])
     except (ValueError, TypeError, KeyError, IndexError):
         return ""
+
+
+def columns_path(cache: Path) -> Path:
+    """Return where the columns of filters are cached: many an index is not worth writing for."""
+    return cache.with_suffix(".keys.index")
+
+
+def erase_cache(cache: Path) -> None:
+    """Remove an index and the columns of filters, or empty what cannot be removed.
+
+    What is half written goes, too: who is writing finds it gone and goes on without a cache.
+
+    Raises:
+        StorageError: A file can be neither removed nor emptied.
+    """
+    for path in (cache, columns_path(cache)):
+        for file in (path, *_unfinished(path)):
+            _erase(file)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove temporary files that writers killed halfway left behind."""
+    for leftover in _unfinished(path):
+        with suppress(FileNotFoundError):  # another process was faster
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
+                leftover.unlink()
+
+
+def _unfinished(path: Path) -> Iterator[Path]:
+    """Yield the files that writers of a cache are at, or were at when they were killed."""
+    return path.parent.glob(f".{escape(path.name)}.*{UNFINISHED}")
+
+
+def _erase(path: Path) -> None:
+    try:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            if path.exists():
+                os.truncate(path, 0)
+                log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
+    except OSError as error:
+        raise StorageError(
+            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
+            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
+            "or call vacuum() once it can be written."
+        ) from error

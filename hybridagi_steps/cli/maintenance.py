@@ -126,22 +126,29 @@ def jobs(
                 shown.update(render.jobs_table(found := durable.jobs.list()))
 
 
-def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default") -> None:
+def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:
     """Give the space of deleted steps back."""
     with existing(db, namespace) as memory:
         before = memory.stats()["bytes"]
         memory.vacuum()
         after = memory.stats()["bytes"]
+    if as_json:
+        print_json({"bytes_before": before, "bytes": after})
+        return
     typer.echo(f"{named(db)}: {before:,} bytes before, {after:,} now.")
 
 
 def backup(
     target: Annotated[Path, typer.Argument(help="A file that is not there yet.")],
     db: Db = DEFAULT_DB,
+    as_json: AsJson = False,
 ) -> None:
     """Write a memory's file into a new one, while others write; to restore, put it back."""
     with existing(db, None) as memory:
         size = memory.backup(target)
+    if as_json:
+        print_json({"path": str(target), "bytes": size})
+        return
     typer.echo(f"{target}: {size:,} bytes, all namespaces of {named(db)}.")
 
 
@@ -207,7 +214,7 @@ def purge(
     if as_json:
         print_json({"erased": int(erased), **vars(erased)})
         return
-    found = "" if erased else "nothing matched: "
+    found = "" if erased else "nothing matched (runs in queues are not counted): "
     typer.echo(f"{found}{int(erased):,} steps and messages erased from {named(db)}.")
     for place in erased.unreached:
         typer.echo(

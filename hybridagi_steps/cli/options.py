@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +94,13 @@ def check_there(db: str, namespace: str | None) -> str:
         raise typer.BadParameter(
             f"there is no memory file {address}; import something into it, or name another with "
             "--db."
+        )
+    parts = [] if is_server(address) else [Path(address), Path(f"{address}-wal")]
+    if parts and not any(part.exists() and part.stat().st_size for part in parts):
+        # Opening it would make a new memory, where one may have been cut.
+        raise typer.BadParameter(
+            f"{address} is empty, no byte of a memory is in it; restore a backup, or import "
+            "something into it to begin one there."
         )
     return known_namespace(address, None if namespace is None and address == db else name)
 
@@ -196,24 +202,12 @@ def _conditions(asked: Mapping[str, Any]) -> dict[str, Any]:
     for field in FILTER_FIELDS:
         if (value := asked[field.name]) is None or value == []:
             continue
-        if field.kind == "time":
-            value = _date(field.option, value)
-        elif field.kind == "json":
+        if field.kind == "json":
             value = dict(_pair(field.option, text) for text in value)
         elif field.kind == "filters":
             value = [_filter(field.option, text) for text in value]
         read[field.name] = value
     return read
-
-
-def _date(option: str, text: str) -> datetime:
-    try:
-        read = datetime.fromisoformat(text)
-        return read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(
-            f"{option}: {text!r} is no date; write 2026-01-31 or 2026-01-31T10:00 (UTC)."
-        ) from error
 
 
 def _filter(option: str, text: str) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def export_file(
     job = _Job(memory, asked, memory.embedder.model_id if vectors else None, left_out)
     if format == "parquet":
         parquet.required()
-    return _write(job, _WRITERS[format], target, memory.address)
+    return _write(job, _WRITERS[format], target, memory.whole_address)
 
 
 def salvage_file(
@@ -107,7 +107,7 @@ def salvage_file(
     salvage = getattr(memory.repository().store, "salvage", None)
     whole = memory if salvage is None else salvage(damaged)
     job = _Job(whole, StepFilter(scope=EVERY_SCOPE))
-    return _write(job, _write_jsonl, file_path(path), memory.address)
+    return _write(job, _write_jsonl, file_path(path), memory.whole_address)
 
 
 class _Job(NamedTuple):

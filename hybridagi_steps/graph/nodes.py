@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, Strict, ValidationError
@@ -151,6 +151,15 @@ class ProgramGraph(Protocol):
     """Its nodes by id."""
     edges: list[Edge]
     """Its edges, in the order they were added."""
+
+
+_TEXTS = ("purpose", "prompt", "question")
+
+
+def with_texts(node: Node, rewrite: Callable[[str], str]) -> Node:
+    """Return a node with its purpose, prompt and question rewritten."""
+    said = {key: rewrite(getattr(node, key)) for key in _TEXTS if hasattr(node, key)}
+    return replace(node, **said)
 
 
 def program_text(program: ProgramGraph) -> str:

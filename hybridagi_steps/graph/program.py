@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +37,7 @@ from hybridagi_steps.graph.nodes import (
     Program,
     ProgramGraph,
     program_text,
+    with_texts,
 )
 
 __all__ = [
@@ -181,6 +182,19 @@ class GraphProgram:
         program.nodes.update((node.id, node) for node in found.nodes)
         program.edges += found.edges
         return program
+
+    def copy(self) -> GraphProgram:
+        """Return a program that later changes to this one do not reach."""
+        copied = GraphProgram(self.name, self.description, self.var_in)
+        copied.nodes, copied.edges = dict(self.nodes), list(self.edges)
+        return copied
+
+    def rewritten(self, rewrite: Callable[[str], str]) -> GraphProgram:
+        """Return a copy with all that it says rewritten, but not what its parts are matched by."""
+        made = self.copy()
+        made.description = rewrite(self.description)
+        made.nodes = {name: with_texts(node, rewrite) for name, node in self.nodes.items()}
+        return made
 
     def to_cypher(self) -> str:
         """Return the text form, from which `from_cypher` makes an equal program.

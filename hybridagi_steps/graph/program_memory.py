@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, Self, cast
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -20,6 +21,7 @@ from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import (
     InvalidQueryError,
     InvalidSettingError,
+    InvalidStepError,
     ProgramError,
     ProtectedProgramError,
     UnknownProgramError,
@@ -28,7 +30,9 @@ from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import Embedder
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.step_text import tokens
+from hybridagi_steps.validation import checked_redact, refused_redaction
 
 NAMESPACE_SUFFIX = ".programs"
 """Appended to a step memory's namespace."""
@@ -74,7 +78,7 @@ class AgentPrograms:
         library: ProgramLibrary | None = None,
     ) -> None:
         self._library = library
-        self._known = {program.name: copy_of(program) for program in given}
+        self._known = {program.name: program.copy() for program in given}
         self._own = _reachable(self, entrypoint)
         self._known |= self._own
 
@@ -136,6 +140,8 @@ class ProgramMemory:
         protected: Names of entry programs. Agents may not call or read these, nor anything that
             they depend on.
         embedder: As for a StepMemory; by default that of `memory`.
+        redact: Called with the description of a program and with purposes, prompts and questions
+            before it is stored; by default that of `memory`. Names and labels stay as they are.
 
     Example:
         >>> programs = ProgramMemory(":memory:", embedder="hashing")
@@ -152,7 +158,10 @@ class ProgramMemory:
         *,
         protected: Sequence[str] = ("main",),
         embedder: Embedder | str | None = None,
+        redact: Redact | None = None,
     ) -> None:
+        own = memory.redact if isinstance(memory, StepMemory) else None
+        self.redact = checked_redact(own if redact is None else redact)
         self.protected = tuple(protected)
         self._steps = _beside(memory, embedder)
         self._lock = ForkSafeLock()
@@ -170,7 +179,7 @@ class ProgramMemory:
         taken = [name for name in names if name in self or names.count(name) > 1]
         if taken:
             raise ProgramError(f"a program {taken[0]!r} is there already; update() replaces it.")
-        self._steps.add([_entry(program.build()) for program in given])
+        self._steps.add([self._entry(program) for program in given])
 
     def update(self, programs: GraphProgram | str | Iterable[Any] | Mapping[str, Any]) -> None:
         """Store programs, replacing those of the same name; all or nothing.
@@ -178,7 +187,7 @@ class ProgramMemory:
         Raises:
             InvalidProgramError: A program is not sound; what it calls may come later.
         """
-        self._steps.update([_entry(program.build()) for program in programs_of(programs)])
+        self._steps.update([self._entry(program) for program in programs_of(programs)])
 
     def remove(self, name: str) -> None:
         """Forget a program.
@@ -229,7 +238,8 @@ class ProgramMemory:
         if k < 1:
             raise InvalidQueryError(f"k is at least 1, not {k!r}.")
         hidden = self._protected_names()
-        hits = self._steps.search(query, k + len(hidden))
+        asked = query if self.redact is None else redacted(query, self.redact)
+        hits = self._steps.search(asked, k + len(hidden))
         found = [hit.step for hit in hits if hit.step.program not in hidden]
         return [self._program(step) for step in found[:k]]
 
@@ -280,7 +290,7 @@ class ProgramMemory:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self._steps, self.protected)
+        return _reopened, (self._steps, self.protected, self.redact)
 
     def __repr__(self) -> str:
         return f"ProgramMemory({self._steps.address!r}, {len(self)} programs)"
@@ -288,6 +298,17 @@ class ProgramMemory:
     def _protected_names(self) -> set[str]:
         entries = [name for name in self.protected if name in self]
         return {*self.protected, *(each for name in entries for each in self.dependencies(name))}
+
+    def _entry(self, program: GraphProgram) -> AgentStep:
+        """Return a program as it is stored."""
+        if self.redact is not None:
+            try:
+                program = program.rewritten(partial(redacted, redact=self.redact))
+            except InvalidStepError:
+                raise
+            except Exception as error:
+                raise refused_redaction(f"of the program {program.name!r}", error) from None
+        return _entry(program.build())
 
     def _program(self, step: AgentStep) -> GraphProgram:
         """Return the program of an entry; its text is parsed once."""
@@ -298,7 +319,7 @@ class ProgramMemory:
             known = (text, GraphProgram.from_cypher(text, name))
             with self._lock:
                 self._read[name] = known
-        return copy_of(known[1])
+        return known[1].copy()
 
 
 def _beside(
@@ -318,9 +339,10 @@ def _beside(
     )
 
 
-def _reopened(steps: StepMemory, protected: Sequence[str]) -> ProgramMemory:
+def _reopened(steps: StepMemory, protected: Sequence[str], redact: Redact | None) -> ProgramMemory:
     opened = ProgramMemory.__new__(ProgramMemory)
-    opened.__dict__.update(protected=tuple(protected), _steps=steps, _lock=ForkSafeLock(), _read={})
+    kept = {"protected": tuple(protected), "redact": redact}
+    opened.__dict__.update(kept, _steps=steps, _lock=ForkSafeLock(), _read={})
     return opened
 
 
@@ -340,27 +362,6 @@ def _entry(program: GraphProgram) -> AgentStep:
         },
         metadata={"text": program.to_cypher(), "calls": program.calls()},
     )
-
-
-def copy_of(program: GraphProgram) -> GraphProgram:
-    """Return a program that later changes to the other do not reach."""
-    copied = GraphProgram(program.name, program.description, program.var_in)
-    copied.nodes, copied.edges = dict(program.nodes), list(program.edges)
-    return copied
-
-
-def open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
-    """Return a program that an agent asked for by name."""
-    if library.is_protected(name):
-        raise ProtectedProgramError(
-            f"the program {name!r} is an entry program, or one depends on it; agents may not call, "
-            "read or replace it."
-        )
-    try:
-        return library.get(name)
-    except UnknownProgramError:
-        known = [each for each in library.names() if not library.is_protected(each)]
-        raise UnknownProgramError(name, known) from None
 
 
 def _reachable(library: ProgramLibrary, entrypoint: str) -> dict[str, GraphProgram]:

@@ -8,7 +8,6 @@ changes it, and whatever it holds is JSON, because validation repairs the rest a
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -19,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.json_values import is_json, json_value, with_repairs
-from hybridagi_steps.records.message import StepMetrics, from_local, in_utc, new_id, utc_now
+from hybridagi_steps.records.message import StepMetrics, UtcTime, new_id, utc_now
 
 StepStatus = Literal["ok", "error", "partial", "cancelled"]
 """How a step ended."""
@@ -87,7 +86,7 @@ class AgentStep(BaseModel):
     """Vector representation of the step."""
     metadata: dict[str, Any] | None = None
     """Additional information, JSON values; `repairs` names what validation had to change."""
-    created_at: datetime = Field(default_factory=utc_now)
+    created_at: UtcTime = Field(default_factory=utc_now)
     """When the step was made, UTC. A datetime without a zone is local, a text without one UTC."""
     session_id: str | None = None
     """The session the step belongs to."""
@@ -121,16 +120,6 @@ class AgentStep(BaseModel):
     @classmethod
     def _id_text(cls, value: object) -> Any:
         return str(value) if isinstance(value, UUID) else value
-
-    @field_validator("created_at", mode="before")
-    @classmethod
-    def _local_time(cls, value: object) -> Any:
-        return from_local(value)
-
-    @field_validator("created_at")
-    @classmethod
-    def _in_utc(cls, value: datetime) -> datetime:
-        return in_utc(value)
 
     @model_validator(mode="before")
     @classmethod

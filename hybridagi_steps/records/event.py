@@ -8,7 +8,6 @@ server-sent events have.
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.message import Step, utc_now
+from hybridagi_steps.records.message import Step, UtcTime, utc_now
 
 _LINE_BREAKERS = str.maketrans("", "", "\r\n\x00")
 
@@ -72,7 +71,7 @@ class StepEvent(BaseModel):
     """The whole step, for `STEP_COMPLETED`."""
     data: dict[str, Any] | None = None
     """Anything else, JSON values only; the rest is repaired when the event is made."""
-    created_at: datetime = Field(default_factory=utc_now)
+    created_at: UtcTime = Field(default_factory=utc_now)
     """When it happened, UTC."""
 
     @field_validator("data", mode="before")

@@ -7,12 +7,10 @@ is better, and means something only among the hits of one query.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -30,7 +28,7 @@ from hybridagi_steps.records.agent_step import (
     shown,
 )
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, StepKey
-from hybridagi_steps.records.message import from_local, in_utc
+from hybridagi_steps.records.message import UtcTime
 
 EVERY_SCOPE = "*"
 """The value of `scope` that shows a user's own history and all trial runs."""
@@ -95,11 +93,6 @@ _Statuses = Annotated[list[StepStatus] | None, BeforeValidator(_one_or_more)]
 _Kinds = Annotated[list[Kind] | None, BeforeValidator(_one_or_more)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Score = Annotated[_Finite | None, BeforeValidator(_no_boolean)]
-_Time = Annotated[
-    datetime | None,
-    BeforeValidator(from_local),
-    AfterValidator(lambda value: None if value is None else in_utc(value)),
-]
 
 
 class StepFilter(BaseModel):
@@ -119,8 +112,8 @@ class StepFilter(BaseModel):
     tools: _Texts = None
     status: _Statuses = None
     min_score: _Score = None
-    since: _Time = None
-    until: _Time = None
+    since: UtcTime | None = None
+    until: UtcTime | None = None
     scope: str | None = None
     exclude_run_id: _Texts = None
     user_id: str | None = None
@@ -263,7 +256,10 @@ def _invalid(error: ValidationError) -> InvalidFilterError:
     if first["type"] == "extra_forbidden":
         known = ", ".join(StepFilter.model_fields)
         return InvalidFilterError(f"unknown filter key {key!r}; known keys: {known}.", key=key)
-    return InvalidFilterError(f"filter key {key!r}: {first['msg']}.", key=key)
+    said = first["msg"]
+    if key == "metadata" and len(first["loc"]) > 1:
+        said = f"the value of {first['loc'][1]!r} is a text, a number, true, false or null"
+    return InvalidFilterError(f"filter key {key!r}: {said}.", key=key)
 
 
 class StepHit(BaseModel):

@@ -144,7 +144,9 @@ def stable_id(*parts: str) -> UUID:
 
 
 def agent_step(fields: JsonObject) -> AgentStep:
-    """Return the step with these fields."""
+    """Return the step with these fields; a number for its time is read as others mean it."""
+    if isinstance(fields.get("created_at"), int | float):
+        fields = {**fields, "created_at": time_of(fields, "created_at") or fields["created_at"]}
     try:
         step = AgentStep.model_validate(fields)
     except ValidationError as error:

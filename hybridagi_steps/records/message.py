@@ -11,10 +11,12 @@ import os
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from numbers import Number
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from hybridagi_steps.lazy import describe_fields
 
@@ -44,6 +46,42 @@ def in_utc(value: datetime) -> datetime:
         raise ValueError(f"{value.isoformat()} has no date in UTC") from error
 
 
+def read_time(value: object) -> Any:
+    """Return what a caller gives for a time as a datetime, where it is one beyond doubt.
+
+    A number is refused, also one in a text: `20270101` as seconds would be a day of 1970, and a
+    purge of all that is newer would erase everything. Eight digits in a text are a date.
+    """
+    if isinstance(value, datetime):
+        return from_local(value)
+    if isinstance(value, str):
+        return _time_in_text(value)
+    if isinstance(value, Number | bytes):
+        raise _no_time(value)
+    return value
+
+
+def _time_in_text(text: str) -> datetime:
+    known = text.strip().upper()
+    if known.replace(".", "").lstrip("+-").isdigit() and len(known) != _DIGITS_OF_A_DATE:
+        raise _no_time(text)
+    try:
+        return in_utc(datetime.fromisoformat(known))
+    except ValueError as error:
+        raise _no_time(text) from error
+
+
+def _no_time(value: object) -> PydanticCustomError:
+    return PydanticCustomError(
+        "time",
+        "{given} is no time; write a date, 2026-01-31, or a time, 2026-01-31T10:00:00Z",
+        {"given": f"{value!r:.60}"},
+    )
+
+
+_DIGITS_OF_A_DATE = len("20260131")
+UtcTime = Annotated[datetime, BeforeValidator(read_time), AfterValidator(in_utc)]
+"""A time that is given from outside: ISO 8601, kept in UTC. A text without a zone is UTC."""
 ERASED = "[erased]"
 """What stands in the place of a message that was erased and whose place is still read."""
 SUMMARY_OF = "summary_of"
@@ -129,7 +167,7 @@ class Step(BaseModel):
     """Anything else, JSON values only."""
     metrics: StepMetrics | None = None
     """What it cost."""
-    created_at: datetime = Field(default_factory=utc_now)
+    created_at: UtcTime = Field(default_factory=utc_now)
     """When it was made, UTC."""
 
     def is_user_step(self) -> bool:

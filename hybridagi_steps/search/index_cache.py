@@ -19,7 +19,6 @@ import logging
 import mmap
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -36,6 +35,7 @@ import numpy.typing as npt
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.outside_files import UNFINISHED, remove_abandoned
 from hybridagi_steps.records.store_values import distinct
 
 Array = npt.NDArray[Any]
@@ -45,7 +45,6 @@ _VERSION = 3
 _HEAD = struct.Struct("<8sIIQ32s")
 _ALIGNMENT = 64
 _KINDS = frozenset("biufc")
-_ABANDONED_SECONDS = 3600
 _PAGES_AT_ONCE, _READ_AT_ONCE = 128, 2**20
 """Pages that are asked for, and bytes of a whole array, that stand in memory twice."""
 _PAGE_BYTES = {1: 32_768, 2: 2_048}
@@ -77,9 +76,9 @@ def save_cache(
     target = Path(path)
     plain = {name: _plain(name, values) for name, values in arrays.items()}
     try:
-        _remove_abandoned(target)
+        remove_abandoned(target)
         with NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", suffix=".tmp", delete=False
+            dir=target.parent, prefix=f".{target.name}.", suffix=UNFINISHED, delete=False
         ) as file:
             temporary = Path(file.name)
             try:
@@ -412,11 +411,3 @@ def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, count).reshape(shape)
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove temporary files that writers killed halfway left behind."""
-    for leftover in target.parent.glob(f".{target.name}.*.tmp"):
-        with suppress(FileNotFoundError):  # another process was faster
-            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
-                leftover.unlink()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps.outside_files import columns_path
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import StepFilter
@@ -68,7 +69,7 @@ class FilterFile:
     def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
         """Keep it beside `cache`, the file of the index; None: nothing is kept."""
         self._store, self._identity = store, {"format": FILTER_FORMAT, "store": store_id}
-        self.path = cache and cache.with_suffix(".keys.index")
+        self.path = cache and columns_path(cache)
 
     def read(self) -> SavedColumns | None:
         """Return what filters of an earlier process have read of this store's past."""

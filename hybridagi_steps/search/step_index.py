@@ -7,9 +7,7 @@ weights of the first. The file beside the store is a cache: verified as it is re
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, StorageError
+from hybridagi_steps.outside_files import erase_cache
 from hybridagi_steps.protocols import CachedApart, IndexedStore
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
@@ -37,13 +36,9 @@ from hybridagi_steps.search.index_cache import (
 from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
-from hybridagi_steps.stores.address import is_server
 
 FORMAT = 10
 """Layout of the cache; another one is not read."""
-
-IN_MEMORY = ":memory:"
-"""The address of a memory that lives as long as its object."""
 
 PAGE = 2_000
 """Texts and vectors taken in at once: all of a large store side by side took three times the memory
@@ -55,36 +50,6 @@ _NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0, branch=0)
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("hybridagi_steps")
-
-
-def cache_path(address: str, namespace: str) -> Path | None:
-    """Return where the index of a store is cached: beside its file, one for each namespace.
-
-    A store that is no file of this machine says itself where, if it is `CachedApart`.
-    """
-    if address == IN_MEMORY or is_server(address):
-        return None
-    digest = hashlib.blake2b(namespace.encode(), digest_size=4).hexdigest()
-    return Path(f"{address}.{digest}.index")
-
-
-def erase_cache(path: Path | None) -> None:
-    """Remove a cache file, or empty it where it cannot be removed; None: there is none."""
-    if path is None:
-        return
-    try:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            if path.exists():
-                os.truncate(path, 0)
-                log.info("the cache %s was emptied, since it cannot be removed: %s", path, error)
-    except OSError as error:
-        raise StorageError(
-            f"what was deleted is gone from the memory, but {path} still holds words and vectors "
-            f"of it, and can be neither removed nor emptied ({error.strerror}). Remove that file, "
-            "or call vacuum() once it can be written."
-        ) from error
 
 
 class Shard:
@@ -224,7 +189,17 @@ class StepIndex:
             shard.vectors.close()
 
     def save(self) -> bool:
-        """Write the cache when it is worth it; return whether the index itself was written."""
+        """Write the cache when it is worth it; return whether the index itself was written.
+
+        Who erased something meanwhile erased the cache too early: then it is erased once more.
+        """
+        saved = self._written()
+        now, then = self._store.frontier().position, self.position
+        if (then.epoch, then.tombstone) != (now.epoch, now.tombstone):
+            self.forget_cache()
+        return saved
+
+    def _written(self) -> bool:
         if self._cache is not None and self.filters_worth_saving():
             self._filter_file.save(self.filters, self.position)
         if self._cache is None or not self.worth_saving():
@@ -251,7 +226,6 @@ class StepIndex:
         self.filters.forget_saved()
         if self._cache is not None:
             erase_cache(self._cache)
-            erase_cache(self._filter_file.path)
 
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position

@@ -211,7 +211,7 @@ class RunHub:
             found = runs.processes(), runs.queues(), runs.in_flight()
         else:
             name = f"server-{socket.gethostname()}-{os.getpid()}"
-            queue = Path(f"{self._memory.address}.runs").absolute()
+            queue = Path(f"{self._memory.whole_address}.runs")
             live = [(r.run_id, r.session_id, r.user_id, name) for r in [*self._live.values()]]
             processes = [(name, socket.gethostname(), os.getpid(), 0.0)]
             found = processes, queues_of(queue), live

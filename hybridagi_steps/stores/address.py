@@ -1,18 +1,22 @@
-"""The address of a database server: what of it may be shown, and what it must not look like.
+"""Addresses of memories: what of a server's may be shown, and where a file's index is cached.
 
-An address holds a password, so messages, reprs and counts show another text: user, host, port,
-database and a few harmless options. Nothing here connects, and no driver is needed.
+A server's address holds a password, so messages, reprs and counts show another text: user, host,
+port, database and a few harmless options. Nothing here connects, and no driver is needed.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote
 
 from hybridagi_steps.errors import UnsupportedAddressError
 
 _PARTS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+IN_MEMORY = ":memory:"
+"""The address of a memory that lives as long as its object."""
 _SHOWN = frozenset("host hostaddr port dbname user service sslmode".split())  # noqa: SIM905 - names read better so
 
 
@@ -38,8 +42,20 @@ def shown_address(address: str) -> str:
 
 
 def lasting_address(address: str) -> str:
-    """Return an address that means the same wherever this process goes."""
-    return address if is_server(address) else str(Path(address).absolute())
+    """Return an address that means the same wherever this process goes, by whatever link."""
+    kept = address == IN_MEMORY or is_server(address)
+    return address if kept else os.path.realpath(address)
+
+
+def cache_path(address: str, namespace: str) -> Path | None:
+    """Return where the index of a store is cached: beside its file, one for each namespace.
+
+    A store that is no file of this machine says itself where, if it is `CachedApart`.
+    """
+    if address == IN_MEMORY or is_server(address):
+        return None
+    digest = blake2b(namespace.encode(), digest_size=4).hexdigest()
+    return Path(f"{address}.{digest}.index")
 
 
 def secrets_of(address: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 from uuid import uuid4
 
-from hybridagi_steps.errors import StorageError, UnsupportedAddressError
+from hybridagi_steps.errors import DiskFullError, StorageError, UnsupportedAddressError
 from hybridagi_steps.outside_files import make_private
 
 
@@ -50,6 +50,11 @@ def back_up(store: object, target: Path) -> int:
             os.fsync(file.fileno())
         os.link(part, target)
         return target.stat().st_size
+    except DiskFullError as error:
+        raise DiskFullError(
+            f"the backup {target} cannot grow: its disk is full, or this process may write no "
+            "larger files (ulimit -f); name a file elsewhere, or free some space."
+        ) from error
     except FileExistsError as error:
         raise StorageError(
             f"{target} is there; a backup replaces no file: name another."

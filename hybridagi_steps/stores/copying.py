@@ -31,7 +31,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.step_text import own_text
-from hybridagi_steps.stores.address import lasting_address, shown_address
+from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 from hybridagi_steps.stores.sql.copied_rows import Differences
 from hybridagi_steps.stores.sql.copy_tables import Comparison, CopyTables
 
@@ -39,6 +39,7 @@ Progress = Callable[[int, int], None]
 
 _FEW, _MOST_PASSES = 1_000, 5
 _SEARCHES, _HITS, _LONGEST_QUERY = 12, 10, 200
+_WORK = ("written", "removed")
 _EVERYTHING = StepFilter(scope=EVERY_SCOPE)
 _CONTENT = 3
 """Where in the state of a namespace the numbers begin that are nothing where it is empty."""
@@ -71,6 +72,7 @@ class Copying(ABC):
     """What a memory does to be copied."""
 
     address: str
+    whole_address: str
     namespace: str
     memory_budget: int | None
 
@@ -125,11 +127,13 @@ class Copying(ABC):
             MissingGrantError: The role does not own the tables of this place; it has not moved.
         """
         source = tables_of(self._open_store)
-        self.copy_to(address, progress)
+        first = self.copy_to(address, progress)
         before = source.moved_to()
         source.refuse_writes(shown_address(lasting_address(os.fspath(address))))
         try:
-            return self.copy_to(address, progress)
+            last = self.copy_to(address, progress)
+            rows = {name: getattr(first, name) + getattr(last, name) for name in _WORK}
+            return replace(last, **rows)
         except BaseException:
             source.refuse_writes(before)
             raise
@@ -183,7 +187,12 @@ class Copying(ABC):
         """
         ours, theirs = (store.identity().store_id for store in (source, copy))
         if ours == theirs and self.namespace == target.namespace:
-            raise CopyError(f"{self.address} and {target.address} are the same memory.")
+            if self.whole_address == target.whole_address or is_server(self.whole_address):
+                raise CopyError(f"{self.address} and {target.address} are the same memory.")
+            raise CopyError(
+                f"{target.address} has the identity of {self.address}: it is a backup of it, or "
+                "its file was copied. Name a file that is not there yet, or open that one as it is."
+            )
         mark, noted = f"{ours} {self.namespace}", copy.copy_note("source")
         state, ended = copy.state_now(), None
         if any(state[_CONTENT:]):

@@ -48,7 +48,7 @@ def erase_outside(
         own = _database(address)  # which other users have noted under theirs
         queues = {place: place for place in queues if _database(place) != own}
         queues[shown_address(address)] = address
-    elif (own := Path(f"{address}.runs").absolute()).is_file():
+    elif (own := Path(f"{address}.runs")).is_file():
         queues[str(own)] = str(own)
     unreached: dict[str, None] = {}
     for shown, place in queues.items():

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.errors import InvalidSettingError, PlacementError
 from hybridagi_steps.stores import address_text, is_served
-from hybridagi_steps.stores.address import is_server, shown_address
+from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -98,7 +98,7 @@ class PlacementWatch:
             if seen == self._seen:
                 return False
             self._seen = seen
-            self.moved = placed(self._address)[0] != self._opened
+            self.moved = lasting_address(placed(self._address)[0]) != self._opened
             return self.moved
         except (OSError, PlacementError) as error:  # it is being edited: all stays as it is
             log.warning("%s is left aside: %s", self._file, error)

@@ -346,6 +346,11 @@ def test_purge_needs_a_filter_and_a_yes(run: Run) -> None:
     assert "bytes, all namespaces of steps.db" in run("backup", "copy.db").out
     assert json.loads(run("stats", "--db", "copy.db", "--json").out)["steps"] == 838
     refused(run("backup", "copy.db"), "copy.db is there")
+    vacuumed, copied = (
+        json.loads(run(*words, "--json").out) for words in (["vacuum"], ["backup", "c"])
+    )
+    assert vacuumed["bytes"] <= vacuumed["bytes_before"]
+    assert copied == {"path": "c", "bytes": Path("c").stat().st_size}
 
 
 def test_retain_removes_what_is_old_and_says_how_much(run: Run) -> None:
@@ -391,6 +396,10 @@ READING = ("search x", "show abcdef", "runs", "export", "stats", "verify", "vacu
 @pytest.mark.parametrize("command", [*READING, "purge --run x --yes"])
 def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path: Path) -> None:
     refused(run(*command.split()), "there is no memory file steps.db")
+    Path("steps.db").touch()
+    refused(run(*command.split()), "steps.db is empty")
+    assert Path("steps.db").stat().st_size == 0
+    Path("steps.db").unlink()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -397,3 +397,9 @@ def test_a_source_keeps_the_former_ones_beneath(memory: StepMemory, tmp_path: Pa
         names.append(source["name"])
         source = source.get("before")
     assert names == [f"{number}.jsonl" for number in (7, 6, 5, 4, 3, 2)], "a bounded history"
+
+
+def test_seconds_of_others_are_times(shelf: Shelf, tmp_path: Path) -> None:
+    made = {"step_type": "Action", "created_at": 1_793_523_600}
+    import_file(shelf, write(tmp_path / "steps.jsonl", {**made, "id": "a"}))
+    assert shelf.steps["a"].created_at == datetime(2026, 11, 1, 9, tzinfo=UTC)

@@ -16,8 +16,10 @@ import asyncio
 import base64
 import json
 import logging
+import pickle
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,14 @@ from runner_cases import SyncAgent, collected, thought
 from server_cases import serving
 
 import hybridagi_steps as hs
-from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, ProgramMemory, StepMemory
 from hybridagi_steps.durable.plan_steps import DurableQueue
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.worker import Finished, Work
-from hybridagi_steps.programs import Action, GraphProgram
-from hybridagi_steps.programs.tools import AskUser
+from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
+from hybridagi_steps.programs.tools import AddGraphProgram, AskUser, Speak
 from hybridagi_steps.testing import ScriptedLM
 from hybridagi_steps.workspace.workspace import Workspace
 
@@ -46,6 +48,7 @@ AS_GIVEN = {
     *("step id", "parent_id", "run_id", "session_id", "user_id", "program_id", "scope"),
     *("message id", "message run_id", "tool_call_id", "agent_step_id", "parent_run_id"),
     *("id of a call", "type of a part", "idempotency key", "namespace"),
+    *("program name", "node id", "tool of a node", "variable", "edge label"),
 }
 """What is stored as it is given, by design: ids, and what tells a part of a message its shape."""
 
@@ -535,6 +538,35 @@ class TestGraphs:
         net.look_at("trace", repr(out.program_trace))
         look_at_all(net, memory, tmp_path)
 
+    @pytest.mark.parametrize("how", ["by hand", "by an agent"])
+    def test_programs_that_are_kept(
+        self, net: Canaries, memory: StepMemory, tmp_path: Path, how: str
+    ) -> None:
+        plant = net.plant
+        program = GraphProgram("greet", f"Greet {plant('program description')}")
+        program.add(Decision("known", plant("purpose of a decision"), plant("question")))
+        program.add(Action("hi", "Speak", plant("purpose of a node"), plant("prompt of a node")))
+        program.add(Program("more", plant("purpose of a call"), "greet"))
+        program.connect("start", "known").connect("known", "hi", "YES")
+        program.connect("known", "more", "NO").connect("hi", "end").connect("more", "end").build()
+        with ProgramMemory(memory) as programs:
+            if how == "by hand":
+                programs.add(program)
+            else:
+                given = json.dumps({"name": "greet", "program": program.to_cypher()})
+                add = Action("a", "AddGraphProgram", "Keep", "{{ query }}", ["query"])
+                keeping = GraphProgram("main").add(replace(add, disable_inference=True))
+                keeping.connect("start", "a").connect("a", "end")
+                tools = [AddGraphProgram(programs), Speak()]
+                out = GraphInterpreter(keeping, tools, memory)(query=given)
+                assert out.final_answer == "greet"
+            programs.search(f"greet {plant('query')}")
+            net.look_at("kept", programs.get("greet").to_cypher())
+            net.look_at("unpickled", pickle.loads(pickle.dumps(programs)).redact(plant("later")))
+            assert [*programs.get("greet").nodes] == [*program.nodes]
+            assert "[gone]" in programs.get("greet").description
+        look_at_all(net, memory, tmp_path)
+
 
 def all_ids(net: Canaries) -> tuple[AgentStep, list[Any]]:
     """Return a step and messages with a secret in everything that is an id."""
@@ -565,6 +597,16 @@ def all_ids(net: Canaries) -> tuple[AgentStep, list[Any]]:
     return step, said
 
 
+def named_program(net: Canaries) -> GraphProgram:
+    """Return a program with a secret in everything that its parts are matched by."""
+    plant = net.plant
+    variable, node = plant("variable"), plant("node id")
+    program = GraphProgram(plant("program name"), "d", [variable])
+    program.add(Decision("d", "p", "q", [variable])).connect("start", "d")
+    program.add(Action(node, plant("tool of a node"), "p")).connect("d", node, plant("edge label"))
+    return program.connect("d", "end", "NO").connect(node, "end")
+
+
 class TestByDesign:
     def test_only_ids_are_stored_as_they_are(self, tmp_path: Path) -> None:
         net = Canaries(tmp_path)
@@ -575,6 +617,8 @@ class TestByDesign:
         ) as memory:
             repo = memory.repository()
             asyncio.run(repo.commit(str(step.session_id), said, [step], idempotency_key=key))
+            with ProgramMemory(memory) as programs:
+                programs.add(named_program(net))
             memory.flush()
         found = set[str]().union(*net.leaks().values())
         assert found == AS_GIVEN

@@ -484,3 +484,11 @@ def test_a_queue_that_is_held_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         held.close()
         assert memory.purge({"user_id": "ann"}).unreached == ()
     assert ANN.encode() not in everything(tmp_path)
+
+
+def test_a_purge_of_what_comes_after_a_date_leaves_what_was_before_it(memory: StepMemory) -> None:
+    memory.add(AgentStep(step_type=AgentStepType.Action))
+    assert memory.purge({"since": "29990101"}) == 0
+    with pytest.raises(InvalidFilterError, match="2026-01-31"):
+        memory.purge({"since": "2026"})
+    assert memory.stats()["steps"] == 1

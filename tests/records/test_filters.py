@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.filters import StepFilter, StepHit
+from hybridagi_steps.records.message import Step
 
 
 def test_no_condition_at_all() -> None:
@@ -151,3 +153,41 @@ def test_of_two_spans_of_time_the_common_one_is_left() -> None:
 def test_a_hit_starts_unmeasured() -> None:
     hit = StepHit(step=AgentStep(step_type=AgentStepType.Action), score=0.5)
     assert (hit.dense_score, hit.lexical_score, hit.why, hit.context) == (None, None, "", [])
+
+
+@pytest.mark.parametrize("text", ["20270101", "2027-01-01", " 2027-01-01t00:00:00z ", "2026-W53-5"])
+def test_a_date_is_read_in_every_form_of_iso_8601(text: str) -> None:
+    assert StepFilter(since=text).since == datetime(2027, 1, 1, tzinfo=UTC)
+
+
+NUMBERS = ["2026", "202611", "1700000000", "-5", "2026.5", "1e3", "inf", "\u0662" * 8]
+
+
+@pytest.mark.parametrize("given", [*NUMBERS, "", 20270101, 1.7e9, True, b"20270101", Decimal(5)])
+def test_a_number_is_no_time(given: object) -> None:
+    # As seconds it would be a day of 1970, and everything be newer than that.
+    for refused in (
+        lambda: StepFilter.of({"since": given}),
+        lambda: StepFilter.of({"exclude": {"until": given}}),
+    ):
+        with pytest.raises(InvalidFilterError, match="2026-01-31"):
+            refused()
+    for record, fields in (
+        (AgentStep, {"step_type": "Action"}),
+        (Step, {"session_id": "s", "role": "user"}),
+    ):
+        with pytest.raises(ValidationError, match="2026-01-31"):
+            record.model_validate({**fields, "created_at": given})
+
+
+def test_steps_and_messages_read_a_date_as_a_filter_does() -> None:
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    step = AgentStep.model_validate({"step_type": "Action", "created_at": "20261101"})
+    message = Step.model_validate({"session_id": "s", "role": "user", "created_at": "20261101"})
+    assert step.created_at == message.created_at == at
+
+
+def test_what_metadata_may_be_compared_with_is_named() -> None:
+    for value in ([1], {"b": 1}):
+        with pytest.raises(InvalidFilterError, match="'a' is a text, a number, true, false or nul"):
+            StepFilter.of({"metadata": {"a": value}})

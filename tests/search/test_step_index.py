@@ -14,8 +14,8 @@ from hybridagi_steps.records.store_values import Changes, FloatMatrix, Position,
 from hybridagi_steps.search import quantized_codes as scan_codes
 from hybridagi_steps.search import step_index
 from hybridagi_steps.search import vector_index as faiss_index
-from hybridagi_steps.search.step_index import cache_path
 from hybridagi_steps.search.vector_rows import VectorStore
+from hybridagi_steps.stores.address import cache_path
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 STEPS = 2_400

@@ -16,7 +16,12 @@ import pytest
 from copied_memories import everything, fill
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
-from hybridagi_steps.errors import MovedNamespaceError, StorageError, UnsupportedAddressError
+from hybridagi_steps.errors import (
+    DiskFullError,
+    MovedNamespaceError,
+    StorageError,
+    UnsupportedAddressError,
+)
 from hybridagi_steps.stores.backup import back_up
 
 
@@ -151,3 +156,20 @@ def test_a_dump_of_a_database_is_restored_for_another_owner(
         memory.add(_steps("new", 1))
         with _memory(restored, namespace="gone") as gone, pytest.raises(MovedNamespaceError):
             gone.add(_steps("late", 1))
+
+
+def test_a_backup_that_finds_no_room_is_named_itself(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="only POSIX limits the size of files")
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        memory.add(
+            AgentStep(step_type=AgentStepType.Action, inputs={"purpose": "x" * 100_000})
+            for _ in range(20)
+        )
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+        try:
+            with pytest.raises(DiskFullError, match=r"^the backup .*copy\.db cannot grow"):
+                memory.backup(tmp_path / "copy.db")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [file.name for file in tmp_path.iterdir() if "copy" in file.name]

@@ -391,3 +391,22 @@ def test_a_memory_without_a_file_is_copied_into_one(memory: StepMemory, tmp_path
 def test_a_store_of_others_says_what_to_do_instead(memory: StepMemory) -> None:
     with pytest.raises(UnsupportedAddressError, match="export its steps"):
         tables_of(object())
+
+
+def test_a_move_tells_what_it_wrote_in_all(places: tuple[str, str]) -> None:
+    source, target = places
+    with _memory(source) as memory:
+        fill(memory)
+        assert memory.move_to(target).written > 0
+        assert memory.move_to(target).written == 0
+
+
+def test_a_backup_is_told_from_the_memory_itself(tmp_path: Path) -> None:
+    with _memory(str(tmp_path / "a.db")) as memory:
+        fill(memory)
+        memory.backup(tmp_path / "b.db")
+        with pytest.raises(CopyError, match=r"b\.db has the identity of .*a\.db: it is a backup"):
+            memory.copy_to(tmp_path / "b.db")
+        (tmp_path / "c.db").symlink_to(tmp_path / "a.db")
+        with pytest.raises(CopyError, match="are the same memory"):
+            memory.copy_to(tmp_path / "c.db")

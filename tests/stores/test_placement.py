@@ -205,8 +205,10 @@ def test_nobody_writes_a_namespace_where_it_was(
             lambda: store.fork(session, 2, "forked late"),
             lambda: store.delete_session(session, by="ann"),
         ):
-            with pytest.raises(MovedNamespaceError, match="has moved"):
+            with pytest.raises(MovedNamespaceError, match="has moved; `stats` says wh") as caught:
                 write()
+            assert "overflow" not in str(caught.value)
+        assert new.rpartition("/")[2] in memory.stats()["moved_to"]
         memory.keep_learned("rank", before["learned"])
         assert everything(memory) == before
         other.add(some_steps("others", 3))

@@ -38,9 +38,8 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.exchange import salvage_file
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Position
-from hybridagi_steps.search.step_index import cache_path
 from hybridagi_steps.stores import open_store
-from hybridagi_steps.stores.address import secrets_of, shown_address
+from hybridagi_steps.stores.address import cache_path, secrets_of, shown_address
 from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message, save_pending, step
 

@@ -19,7 +19,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.graph.nodes import Action
 from hybridagi_steps.graph.program import GraphProgram
-from hybridagi_steps.graph.program_memory import ProgramLibrary, open_to_agents
+from hybridagi_steps.graph.program_memory import ProgramLibrary
 from hybridagi_steps.graph.prompts import shown_text
 from hybridagi_steps.graph.tools.base import Asked, CallProgram, GraphTool, ToolOptions, ToolUse
 
@@ -59,7 +59,7 @@ class CallGraphProgram(_ProgramTool):
     def use(self, use: ToolUse) -> CallProgram:
         """Return the program to run."""
         name = _name(use)
-        return CallProgram(name, open_to_agents(self._library(use), name))
+        return CallProgram(name, _open_to_agents(self._library(use), name))
 
 
 class ReadGraphProgram(_ProgramTool):
@@ -71,7 +71,7 @@ class ReadGraphProgram(_ProgramTool):
 
     def use(self, use: ToolUse) -> str:
         """Return the text."""
-        return open_to_agents(self._library(use), _name(use)).to_cypher()
+        return _open_to_agents(self._library(use), _name(use)).to_cypher()
 
 
 class GraphProgramSearch(_ProgramTool):
@@ -103,6 +103,20 @@ class GraphProgramSearch(_ProgramTool):
     async def ause(self, use: ToolUse) -> list[dict[str, str]]:
         """Search in a thread."""
         return await asyncio.to_thread(self.use, use)
+
+
+def _open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
+    """Return a program that an agent asked for by name."""
+    if library.is_protected(name):
+        raise ProtectedProgramError(
+            f"the program {name!r} is an entry program, or one depends on it; agents may not call, "
+            "read or replace it."
+        )
+    try:
+        return library.get(name)
+    except UnknownProgramError:
+        known = [each for each in library.names() if not library.is_protected(each)]
+        raise UnknownProgramError(name, known) from None
 
 
 def _name(use: ToolUse) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridagi_steps.errors import StorageBusyError, StorageError
+from hybridagi_steps.outside_files import erase_cache
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_identity import answer_to
@@ -48,7 +49,6 @@ from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_ro
 from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
-from hybridagi_steps.search.step_index import erase_cache
 from hybridagi_steps.search.vector_rows import unit_rows
 
 READ = 1_500
@@ -117,15 +117,19 @@ class DatabaseIndex:
         return self._cache is not None and self.filters.unsaved(WORTH_CACHING)
 
     def save(self) -> None:
-        """Write what filters have read; this has followed the store."""
+        """Write what filters have read; this has followed the store.
+
+        Who erased something meanwhile erased the file too early: then it is erased once more.
+        """
         if self._frontier is not None:
             self._file.save(self.filters, self._frontier.position)
+            self._erase_what_went(self._store.frontier().position, self._frontier.position)
 
     def forget_cache(self) -> None:
         """Delete what is cached, also of an index that a process without a budget has held."""
         self.filters.forget_saved()
-        erase_cache(self._cache)
-        erase_cache(self._file.path)
+        if self._cache is not None:
+            erase_cache(self._cache)
 
     def _erase_what_went(self, now: Position, then: Position | None) -> None:
         """Erase a cache that others could not reach who removed what it holds."""

@@ -10,13 +10,11 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     create_model,
 )
-from pydantic_core import PydanticCustomError
 
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
 from hybridagi_steps.records.filters import StepFilter
@@ -71,18 +69,7 @@ def _parameter(field: FilterField) -> tuple[Any, Any]:
     if field.kind in ("json", "filters"):
         said = f"{said.removesuffix('.')}, as a JSON object."
     kind: object = StepFilter.model_fields[field.name].rebuild_annotation()
-    if field.kind == "time":
-        kind = Annotated[kind, BeforeValidator(_no_number)]
     return _KINDS.get(field.kind, kind), Field(default=None, description=said)
-
-
-def _no_number(value: object) -> object:
-    """Refuse seconds, which would be taken for a time: the document asks for a date."""
-    try:
-        float(value)  # pyright: ignore[reportArgumentType] - whatever it is
-    except (TypeError, ValueError):
-        return value
-    raise PydanticCustomError("date", "is no number, but a date such as 2026-11-23T12:00:00Z")
 
 
 _PARAMETERS: dict[str, Any] = {field.name: _parameter(field) for field in FILTER_FIELDS}

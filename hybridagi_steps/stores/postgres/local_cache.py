@@ -60,7 +60,7 @@ class LocalCache(PostgresTables):
             begin = blake2b(f"{store}.{self._namespace}".encode(), digest_size=16).hexdigest()
             digest = blake2b(incarnation.encode(), digest_size=8).hexdigest()
             self._cache = folder / f"{begin}.{digest}.index"
-            for other in {*folder.glob(f"{begin}.*")} - {*_files(self._cache)}:
+            for other in {*_files(folder / begin)} - {*_files(self._cache)}:
                 other.unlink(missing_ok=True)
         except (OSError, StorageError) as error:
             log.warning("the index of %s is not cached: %s", self._db.name, error)
@@ -99,8 +99,9 @@ def cache_folder() -> Path | None:
 
 
 def _files(cache: Path) -> Iterator[Path]:
-    """Yield a cache file and what lies beside it, such as the columns of filters."""
-    return cache.parent.glob(f"{cache.stem}.*")
+    """Yield a cache file and what lies beside it: columns of filters, what is half written."""
+    for begin in ("", "."):
+        yield from cache.parent.glob(f"{begin}{cache.stem}.*")
 
 
 def _erased(place: str) -> bool:

@@ -81,7 +81,7 @@ class Database:
 
     def __init__(self, path: Path, durability: str, timeout_seconds: float) -> None:
         """Open the file, creating or migrating it where needed."""
-        self.path = path.absolute()
+        self.path = Path(os.path.realpath(path))
         self.durability = durability
         self.patience = Patience(timeout_seconds)
         self._timeout_seconds = self._writer_waits = timeout_seconds
@@ -211,6 +211,12 @@ class Database:
                 f"{self.path} is being read; its write-ahead log still holds old pages. "
                 "Try again when the readers are done."
             )
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """A line about files beside other names, if the file has some: none can be told."""
+        names = self.path.stat().st_nlink - 1
+        return (f"{self.path}: what lies beside its other name (hard link)",) if names else ()
 
     def damage_of_log(self) -> str:
         """Return what was lost of the write-ahead log, as far as is known; waits for nobody."""

@@ -19,11 +19,10 @@ from uuid import uuid4
 
 from hybridagi_steps._concurrency import ForkSafeLock, rest_at_fork
 from hybridagi_steps.errors import MemoryClosedError, MemoryNotPicklableError
+from hybridagi_steps.stores.address import IN_MEMORY
 from hybridagi_steps.stores.sqlite.schema import migrate
 from hybridagi_steps.stores.sqlite.translation import translated
 from hybridagi_steps.stores.waiting import Patience
-
-IN_MEMORY = ":memory:"
 
 _template_lock = ForkSafeLock()
 
@@ -33,6 +32,7 @@ class InMemoryDatabase:
 
     name = IN_MEMORY
     writable = True
+    other_names: tuple[str, ...] = ()
 
     def __init__(self, durability: str, timeout_seconds: float) -> None:
         """Make an empty database; it survives nothing, whatever the durability."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import Durability
+from hybridagi_steps.stores.address import IN_MEMORY
 from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
@@ -24,7 +25,7 @@ from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sqlite.database import Database
-from hybridagi_steps.stores.sqlite.in_memory import IN_MEMORY, InMemoryDatabase
+from hybridagi_steps.stores.sqlite.in_memory import InMemoryDatabase
 from hybridagi_steps.stores.sqlite.schema import changed_schema, latest_version
 from hybridagi_steps.stores.sqlite.steps import LEFTOVERS, SqliteSteps
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
@@ -56,14 +57,14 @@ class SqliteAdmin(SqliteSteps, AdminTables):
     """Implements `StepStore`; see protocols.py for the contract."""
 
     def compact(self) -> tuple[str, ...]:
-        """Give space back. Nothing deleted is left in any file."""
+        """Give space back. Nothing deleted is left in any file of this name."""
         with self._db.writing() as connection:
             self._empty(connection, self._column(connection, LEFTOVERS))
             connection.execute("REINDEX")
             for namespace in self._column(connection, "SELECT id FROM namespace"):
                 add_checksums(connection, namespace)
         self._db.compact()
-        return ()
+        return self._db.other_names
 
     def write_into(self, path: Path) -> None:
         """Write the database as it is now, without what was deleted, into an empty file."""
