@@ -95,13 +95,6 @@ def check_there(db: str, namespace: str | None) -> str:
             f"there is no memory file {address}; import something into it, or name another with "
             "--db."
         )
-    parts = [] if is_server(address) else [Path(address), Path(f"{address}-wal")]
-    if parts and not any(part.exists() and part.stat().st_size for part in parts):
-        # Opening it would make a new memory, where one may have been cut.
-        raise typer.BadParameter(
-            f"{address} is empty, no byte of a memory is in it; restore a backup, or import "
-            "something into it to begin one there."
-        )
     return known_namespace(address, None if namespace is None and address == db else name)
 
 

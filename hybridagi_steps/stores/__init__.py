@@ -107,7 +107,7 @@ def known_namespace(address: str, namespace: str | None) -> str:
         return namespace or "default"
     shown = shown_address(address)
     if not found:
-        raise StorageError(f"{shown} holds no step memory.")
+        raise StorageError(f"{shown} holds no step memory; restore a backup, or import into it.")
     if namespace is None:
         return found[0]
     others = ", ".join(map(repr, found[:_NAMED])) + (", …" if len(found) > _NAMED else "")
