@@ -157,6 +157,7 @@ def _export(
 def _salvage(file: str, db: str, namespace: str) -> None:
     """Write what is whole, name what is not."""
     from hybridagi_steps.cli import render
+    from hybridagi_steps.cli.options import check_file
     from hybridagi_steps.exchange import salvage_file
 
     lost = 0
@@ -166,8 +167,8 @@ def _salvage(file: str, db: str, namespace: str) -> None:
         lost += 1
         typer.echo(f"  {render.plain(line)}", err=True)
 
-    with existing(db, namespace) as memory:
-        count = salvage_file(memory, file, damaged=name)
+    check_file(db)
+    count = salvage_file(db, file, damaged=name, namespace=namespace)
     typer.echo(f"{count:,} steps written{'' if file == '-' else f' to {file}'}.", err=True)
     if lost:
         typer.echo(f"{lost:,} things were not whole.", err=True)

@@ -12,12 +12,17 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from hybridagi_steps.errors import ExchangeError
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    ExchangeError,
+    ForeignFileError,
+    StorageError,
+)
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.origins import RunScores, with_origin
 from hybridagi_steps.exchange.reader import file_path
@@ -27,6 +32,9 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import as_list
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import ABANDONED, MessagePlace, SessionSummary
+from hybridagi_steps.stores import address_text, salvage_pages
+from hybridagi_steps.stores.address import is_server
+from hybridagi_steps.stores.placement import DEFAULT_NAMESPACE, placed
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 
 BATCH = 500
 """Steps read at once."""
+_EVERYTHING = StepFilter(scope=EVERY_SCOPE)
 _BESIDE = ("-wal", "-shm", "-journal", ".lock", ".index")
 
 LeftOut = Callable[[str], None]
@@ -86,7 +95,11 @@ def export_file(
 
 
 def salvage_file(
-    memory: StepMemory, path: str | os.PathLike[str], *, damaged: Callable[[str], None]
+    memory: StepMemory | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    damaged: Callable[[str], None],
+    namespace: str = DEFAULT_NAMESPACE,
 ) -> int:
     """Write all that is whole of a damaged memory, as `jsonl`: steps, sessions, scores of runs.
 
@@ -94,20 +107,47 @@ def salvage_file(
     `<id>~<sequence>`. Embeddings are left out.
 
     Args:
-        memory: A StepMemory. One that lives in memory only is written like any other.
+        memory: A StepMemory, or its address: a file need not be one that can be opened. One that
+            lives in memory only is written like any other.
         path: The file to write, as for `export_file`.
         damaged: Told of each thing that is not whole, in one line.
+        namespace: Which namespace at the address.
 
     Returns:
         The number of steps written.
 
     Raises:
         ExchangeError: The file cannot be written, or is the memory's own.
+        StorageError: There is no memory at the address, and nothing of one.
     """
+    if not isinstance(memory, str | os.PathLike):
+        return _salvage(memory, memory.address, path, damaged)
+    address, name = placed(address_text(memory), namespace)
+    if not is_server(address) and not Path(address).exists():
+        raise StorageError(f"there is no file {address}.")
+    from hybridagi_steps.memory import StepMemory as Memory
+
+    try:
+        opened = Memory(address, namespace=name)
+    except (DamagedFileError, ForeignFileError) as error:
+        if is_server(address):
+            raise
+        damaged(f"the file does not open, what is lost has no name: {error.__cause__ or error}")
+        whole = salvage_pages(address, name, damaged)
+        with closing(whole):
+            return _write(_Job(whole, _EVERYTHING), _write_jsonl, file_path(path), address)
+    with opened:
+        return _salvage(opened, opened.address, path, damaged)
+
+
+def _salvage(
+    memory: StepMemory, address: str, path: str | os.PathLike[str], damaged: Callable[[str], None]
+) -> int:
     salvage = getattr(memory.repository().store, "salvage", None)
-    whole = memory if salvage is None else salvage(damaged)
-    job = _Job(whole, StepFilter(scope=EVERY_SCOPE))
-    return _write(job, _write_jsonl, file_path(path), memory.address)
+    if salvage is None:
+        return _write(_Job(memory, _EVERYTHING), _write_jsonl, file_path(path), address)
+    with closing(salvage(damaged)) as whole:
+        return _write(_Job(whole, _EVERYTHING), _write_jsonl, file_path(path), address)
 
 
 class _Job(NamedTuple):
