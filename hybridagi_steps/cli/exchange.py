@@ -115,7 +115,8 @@ def export_steps(
         typer.Option(
             "--format",
             help="jsonl (whole steps), parquet (the same, in columns), otlp (OpenTelemetry spans), "
-            "openai (fine-tuning examples); auto: by the file's name, else jsonl.",
+            "openai (fine-tuning examples, of what recall shows); auto: by the file's name, else "
+            "jsonl.",
         ),
     ] = "auto",
     vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,

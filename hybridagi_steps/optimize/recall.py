@@ -21,7 +21,6 @@ from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
 from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties, of_served_user
 from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning
 from hybridagi_steps.protocols import TokenCounter
-from hybridagi_steps.recording.call_steps import CLOSING
 from hybridagi_steps.recording.call_tree import Maker
 from hybridagi_steps.recording.recorder import active_recorders, active_run_ids
 from hybridagi_steps.recording.scopes import current_scope
@@ -40,6 +39,7 @@ from hybridagi_steps.recording_hooks import tell, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
+from hybridagi_steps.records.store_values import CLOSING
 from hybridagi_steps.token_counters import token_counter
 
 SAME_BEFORE = 0.5

@@ -22,11 +22,9 @@ from hybridagi_steps.recording_hooks import RunInFlight, runs_in_flight
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.listings import Runs, Sessions
-from hybridagi_steps.records.store_values import RunSummary, SessionSummary, details_id
+from hybridagi_steps.records.store_values import DETAILS, RunSummary, SessionSummary, details_id
 from hybridagi_steps.validation import Where, checked_page, of_steps
 
-DETAILS = "session_details"
-"""The scope of the steps that keep what people call sessions, and what programs note of them."""
 _NEWEST = 10
 
 
