@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.exchange import export_file
+from hybridagi_steps.records.message import Step
 
 
 def nothing(*_: Any) -> float:
@@ -75,3 +77,31 @@ def test_other_formats_keep_all(memory: hs.StepMemory, tmp_path: Path) -> None:
     export_file(memory, tmp_path / "all.jsonl", format="jsonl")
     text = (tmp_path / "all.jsonl").read_text("utf-8")
     assert [word for word in KEPT_FOR_ITSELF if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("signature", "asked"),
+    [
+        ("question -> answer", ["Where is my bag?"]),
+        ("question, context -> answer", ["Where is my bag?", "at gate 4"]),
+        ("question -> found: bool", ["Where is my bag?"]),
+    ],
+)
+def test_a_predictor_alone_is_told_with_its_question(
+    tmp_path: Path, signature: str, asked: list[str]
+) -> None:
+    memory = hs.StepMemory(":memory:", embedder="hashing")
+    program: Any = dspy.ChainOfThought(signature)
+    inputs = dict(zip(("question", "context"), asked, strict=False))
+    with dspy.context(lm=hs.testing.scripted_lm()), hs.record(memory) as run:
+        program(**inputs)
+        program(**{**inputs, "question": "And my coat?"})
+    told = hs.to_messages(run.steps)
+    assert [message.role for message in told] == ["user", "assistant"] * 2
+    assert hs.to_agent_steps(told) == run.steps.steps
+    export_file(memory, tmp_path / "train.jsonl", format="openai")
+    (example,) = map(json.loads, (tmp_path / "train.jsonl").read_text("utf-8").splitlines())
+    assert [message["role"] for message in example["messages"]] == ["user", "assistant"] * 2
+    for first, second in (told[::2], [Step(session_id="s", **m) for m in example["messages"][::2]]):
+        assert all(text in str(first.content) for text in asked)
+        assert "And my coat?" in str(second.content)

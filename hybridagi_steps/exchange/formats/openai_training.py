@@ -101,11 +101,18 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
                 content = found if isinstance(found, str) else json.dumps(found)
                 yield {"role": "tool", "tool_call_id": call["id"], "content": content}
         elif "tool_calls" not in outputs and "error" not in outputs:
-            inner = step.step_type is AgentStepType.ProgramEnd and step.program_id is not None
+            if step.program_id is None and step.arguments and not _ends(step):
+                said = ""
+                yield {"role": "user", "content": asked_text(step)}
+            inner = _ends(step) and step.program_id is not None
             text = said_text(step)
             if text and text != said and not inner:
                 said = text
                 yield {"role": "assistant", "content": text}
+
+
+def _ends(step: AgentStep) -> bool:
+    return step.step_type is AgentStepType.ProgramEnd
 
 
 def _plain(messages: list[Message]) -> list[Message]:
