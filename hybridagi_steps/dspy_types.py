@@ -208,7 +208,11 @@ _Steps = Annotated[list[AgentStep], WrapSerializer(_without_vectors, when_used="
 
 
 class AgentStepList(PredictionModel):
-    """Steps, in order. As JSON they are without vectors, except with `round_trip=True`."""
+    """Steps, in order. As JSON they are without vectors, except with `round_trip=True`.
+
+    It is a `dspy.Prediction`: `len`, `bool` and iteration are those of its fields, as DSPy reads
+    predictions. `.steps` is the list: `len(found.steps)`, `for step in found.steps`.
+    """
 
     steps: _Steps = Field(default_factory=list[AgentStep])
     """The steps."""

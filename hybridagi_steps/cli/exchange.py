@@ -116,7 +116,8 @@ def export_steps(
         typer.Option(
             "--format",
             help="jsonl (whole steps), parquet (the same, in columns), otlp (OpenTelemetry spans), "
-            "openai (fine-tuning examples); auto: by the file's name, else jsonl.",
+            "openai (fine-tuning examples, of what recall shows); auto: by the file's name, else "
+            "jsonl.",
         ),
     ] = "auto",
     vectors: Annotated[bool, typer.Option("--vectors", help="Write embeddings too.")] = False,
@@ -167,8 +168,7 @@ def _salvage(file: str, db: str, namespace: str) -> None:
         lost += 1
         typer.echo(f"  {render.plain(line)}", err=True)
 
-    with existing(db, namespace) as memory:
-        count = salvage_file(memory, file, damaged=name)
+    count = salvage_file(db, file, damaged=name, namespace=namespace)
     typer.echo(f"{count:,} steps written{'' if file == '-' else f' to {file}'}.", err=True)
     if lost:
         typer.echo(f"{lost:,} things were not whole.", err=True)

@@ -36,7 +36,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
-from hybridagi_steps.records.store_values import BranchPosition
+from hybridagi_steps.records.store_values import PROFILES, BranchPosition
 from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, only_user
 from hybridagi_steps.sessions.session_checks import check_session, checked_user
 from hybridagi_steps.token_counters import MessageCounter
@@ -46,7 +46,6 @@ log = logging.getLogger("hybridagi_steps")
 _NO_SESSION = "context"
 _BOTH_FORMS = "+both-forms"
 """Follows the counter's id where the count of a message is more than that of OpenAI's form."""
-PROFILES = "user_profile"
 """The scope of profiles."""
 _PROFILE_IDS = UUID("6d0d5c5e-5a64-4b0e-9d8e-2f1f6f0f7a11")
 _MOST_PROFILES = 100

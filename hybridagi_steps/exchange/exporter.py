@@ -12,21 +12,35 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from hybridagi_steps.errors import ExchangeError
+from hybridagi_steps.errors import (
+    DamagedFileError,
+    ExchangeError,
+    ForeignFileError,
+    StorageError,
+)
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.origins import RunScores, with_origin
 from hybridagi_steps.exchange.reader import file_path
 from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.json_reading import as_list
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.records.store_values import ABANDONED, MessagePlace, SessionSummary
+from hybridagi_steps.records.store_values import (
+    ABANDONED,
+    CLOSING,
+    OWN_SCOPES,
+    MessagePlace,
+    SessionSummary,
+)
+from hybridagi_steps.stores import address_text, known_namespace, salvage_pages
+from hybridagi_steps.stores.address import is_server
+from hybridagi_steps.stores.placement import DEFAULT_NAMESPACE, placed
+from hybridagi_steps.validation import for_recall, in_every_scope, of_steps
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
@@ -34,6 +48,7 @@ if TYPE_CHECKING:
 
 BATCH = 500
 """Steps read at once."""
+_EVERYTHING = StepFilter(scope=EVERY_SCOPE)
 _BESIDE = ("-wal", "-shm", "-journal", ".lock", ".index")
 
 LeftOut = Callable[[str], None]
@@ -57,7 +72,9 @@ def export_file(
         format: `jsonl` (whole steps; without a `where`, or with a session only, the messages of
             sessions too), `parquet` (whole steps), `otlp` (spans with the GenAI names, one request
             per line), `openai` (fine-tuning examples, one run per line), or `auto`.
-        where: Which steps; by default all, those of trial runs included.
+        where: Which steps; by default all, those of trial runs included. In `openai` what recall
+            shows: no trial unless its scope is asked for ("*": all), nothing that was revoked or
+            stands in no session any more, and never profiles, details of sessions or consents.
         vectors: Write their embeddings too, and who made them, in `jsonl` and `parquet`.
         left_out: Told of each run that is no example to learn from, in `openai`.
 
@@ -76,17 +93,20 @@ def export_file(
     target = file_path(path)
     if format == "auto":
         format = "parquet" if target.suffix == ".parquet" else "jsonl"  # noqa: A001
-    asked = StepFilter.of(where)
-    if asked.scope is None:
-        asked = asked.model_copy(update={"scope": EVERY_SCOPE})
-    job = _Job(memory, asked, memory.embedder.model_id if vectors else None, left_out)
+    learned = format == "openai"
+    asked = for_recall(where) if learned else in_every_scope(of_steps(where))
+    job = _Job(memory, asked, memory.embedder.model_id if vectors else None, left_out, learned)
     if format == "parquet":
         parquet.required()
     return _write(job, _WRITERS[format], target, memory.whole_address)
 
 
 def salvage_file(
-    memory: StepMemory, path: str | os.PathLike[str], *, damaged: Callable[[str], None]
+    memory: StepMemory | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    damaged: Callable[[str], None],
+    namespace: str = DEFAULT_NAMESPACE,
 ) -> int:
     """Write all that is whole of a damaged memory, as `jsonl`: steps, sessions, scores of runs.
 
@@ -94,20 +114,45 @@ def salvage_file(
     `<id>~<sequence>`. Embeddings are left out.
 
     Args:
-        memory: A StepMemory. One that lives in memory only is written like any other.
+        memory: A StepMemory, or its address: a file need not be one that can be opened. One that
+            lives in memory only is written like any other.
         path: The file to write, as for `export_file`.
         damaged: Told of each thing that is not whole, in one line.
+        namespace: Which namespace at the address.
 
     Returns:
         The number of steps written.
 
     Raises:
         ExchangeError: The file cannot be written, or is the memory's own.
+        StorageError: There is no memory at the address, and nothing of one.
     """
+    if not isinstance(memory, str | os.PathLike):
+        return _salvage(memory, memory.whole_address, path, damaged)
+    address, name = placed(address_text(memory), namespace)
+    if not is_server(address) and not Path(address).exists():
+        raise StorageError(f"there is no memory file {address}.")
+    from hybridagi_steps.memory import StepMemory as Memory
+
+    try:
+        opened = Memory(address, namespace=known_namespace(address, name))
+    except (DamagedFileError, ForeignFileError) as error:
+        if is_server(address):
+            raise
+        damaged(f"the file does not open, what is lost has no name: {error.__cause__ or error}")
+        whole = salvage_pages(address, name, damaged)
+        with closing(whole):
+            return _write(_Job(whole, _EVERYTHING), _write_jsonl, file_path(path), address)
+    with opened:
+        return _salvage(opened, opened.whole_address, path, damaged)
+
+
+def _salvage(
+    memory: StepMemory, address: str, path: str | os.PathLike[str], damaged: Callable[[str], None]
+) -> int:
     salvage = getattr(memory.repository().store, "salvage", None)
-    whole = memory if salvage is None else salvage(damaged)
-    job = _Job(whole, StepFilter(scope=EVERY_SCOPE))
-    return _write(job, _write_jsonl, file_path(path), memory.whole_address)
+    with nullcontext(memory) if salvage is None else closing(salvage(damaged)) as whole:
+        return _write(_Job(whole, _EVERYTHING), _write_jsonl, file_path(path), address)
 
 
 class _Job(NamedTuple):
@@ -118,6 +163,8 @@ class _Job(NamedTuple):
     embedder: str | None = None
     """Who made the vectors that are to be written; None when none are."""
     left_out: LeftOut | None = None
+    learned: bool = False
+    """Whether it is for learning: what recall shows, and nothing the library keeps for itself."""
 
     @property
     def vectors(self) -> bool:
@@ -147,18 +194,29 @@ class _Job(NamedTuple):
             return None
         return _SessionLines(self, self.where.session_id)
 
+    def chosen(self, **more: str) -> Iterator[AgentStep]:
+        """Yield the steps that are written; of one run, say."""
+        where = self.where.model_copy(update=more)
+        if not self.learned:
+            yield from self.memory.iter_steps(where)
+            return
+        store = self.memory.repository().store
+        for scope in (None, CLOSING) if where.scope is None else (where.scope,):
+            for step in store.iter_steps(where.model_copy(update={"scope": scope})):
+                if step.scope not in OWN_SCOPES:
+                    yield step
+
     def runs(self) -> Iterator[list[AgentStep]]:
         """Yield the steps of each run in their order; steps without a run come one by one."""
         runs: dict[str, None] = {}
         alone: list[str] = []
-        for step in self.memory.iter_steps(self.where):
+        for step in self.chosen():
             if step.run_id is None:
                 alone.append(id_text(step.id))
             else:
                 runs[step.run_id] = None
         for run_id in runs:
-            steps = self.memory.iter_steps(self.where.model_copy(update={"run_id": run_id}))
-            yield sorted(steps, key=lambda step: step.hop)
+            yield sorted(self.chosen(run_id=run_id), key=lambda step: step.hop)
         for place in range(0, len(alone), BATCH):
             for step in self.memory.get_steps(alone[place : place + BATCH]):
                 yield [step]
@@ -169,7 +227,7 @@ def _line_before(job: _Job, first: AgentStep) -> list[AgentStep]:
     found: dict[str, AgentStep] = {}
     known: dict[str, AgentStep] = {}
     asked: set[str] = set()
-    wanted = _links_up(first)
+    wanted = openai_training.links_up(first)
     while wanted:
         step_id = wanted.pop()
         if step_id not in known:
@@ -178,21 +236,12 @@ def _line_before(job: _Job, first: AgentStep) -> list[AgentStep]:
                 continue
             run = StepFilter(run_id=parent.run_id, scope=EVERY_SCOPE)
             known |= {id_text(step.id): step for step in job.memory.iter_steps(run)}
-            chosen = job.memory.iter_steps(job.where.model_copy(update={"run_id": parent.run_id}))
-            asked |= {id_text(step.id) for step in chosen}
+            asked |= {id_text(step.id) for step in job.chosen(run_id=parent.run_id)}
         if step_id not in found:
             found[step_id] = known[step_id]
-            wanted += _links_up(known[step_id])
+            wanted += openai_training.links_up(known[step_id])
     before = [found[step_id] for step_id in asked & found.keys()]
     return sorted((s for s in before if s.run_id != first.run_id), key=lambda step: step.hop)
-
-
-def _links_up(step: AgentStep) -> list[str]:
-    """Return the steps that a message's step stands behind; none for one that tells no message."""
-    metadata = step.metadata or {}
-    if step.parent_id is None or "message_indexes" not in metadata:
-        return []
-    return [id_text(step.parent_id), *map(str, as_list(metadata.get("joins")))]
 
 
 def _write_jsonl(job: _Job, file: BinaryIO) -> int:

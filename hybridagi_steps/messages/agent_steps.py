@@ -1,10 +1,11 @@
 """AgentSteps as messages, and back without loss.
 
 A step that used a tool becomes an assistant's call and the tool's result; calls of one turn share
-one assistant message. The outermost ProgramCall is what the user asked; everything else is the
-assistant speaking. Each message says which step it shows, and carries that step whole in its
-metadata, which no provider ever sees; so the way back is exact. Messages without it (a chat from
-elsewhere) are read as the importers read them.
+one assistant message. The outermost ProgramCall is what the user asked, and so is what a predictor
+was asked that stands in no program; everything else is the assistant speaking. Each message says
+which step it shows, and carries that step whole in its metadata, which no provider ever sees; so
+the way back is exact. Messages without it (a chat from elsewhere) are read as the importers read
+them.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class _Writer:
             return
         (step,) = turn
         role, text = _said(step)
+        if (asked := _own_question(step)) and not self._just_asked(asked):
+            self._add(step, "question", MessageRole.USER, carry=False, content=asked).metrics = None
         if role is MessageRole.USER:
             self._asked = text
         elif step.step_type == "ProgramEnd" and self._said_already(step, text):
@@ -131,6 +134,10 @@ class _Writer:
             result.tool_call_id, result.name = call["id"], call["function"]["name"]
             if failed:
                 result.metadata = {**(result.metadata or {}), IS_ERROR: True}
+
+    def _just_asked(self, text: str) -> bool:
+        last = self.messages[-1] if self.messages else None
+        return last is not None and last.role is MessageRole.USER and last.content == text
 
     def _said_already(self, step: AgentStep, text: str) -> bool:
         """Whether a program ends with what its last step said."""
@@ -249,6 +256,12 @@ def _said(step: AgentStep) -> tuple[MessageRole, str]:
         choice = json_text((step.outputs or {}).get("choice", ""))
         return MessageRole.ASSISTANT, f"Decision: {step.purpose}\nChoice: {choice}"
     return MessageRole.ASSISTANT, outcome or step.purpose or NO_RESULT
+
+
+def _own_question(step: AgentStep) -> str:
+    """Return what a predictor was asked that no program was called for: its fields."""
+    asks_alone = step.program_id is None and step.step_type in ("Action", "Decision")
+    return field_lines(step.arguments) if asks_alone else ""
 
 
 def _program_call(step: AgentStep) -> tuple[MessageRole, str]:

@@ -38,6 +38,7 @@ alike and not equal, counts as None. "inputs" says that equal inputs are the onl
 call leaves out equals its default."""
 
 _MOST_RUNS = 50_000
+_MOST_ECHOES = 50_000
 _UNTOLD = "recalled_more"
 _log = logging.getLogger("hybridagi_steps")
 
@@ -142,6 +143,29 @@ class Ties(NamedTuple):
 
     def __or__(self, other: Ties) -> Ties:  # type: ignore[override]
         return Ties(self.groups | other.groups, self.examples | other.examples)
+
+
+class Echo(NamedTuple):
+    """What is known of something that a predictor gave in a trial."""
+
+    seen: tuple[str, ...] = ()
+    """Ids of the steps that it may repeat."""
+    ties: Ties = Ties()
+    """Whose answer it is."""
+
+
+class Echoes(dict[int, Echo]):
+    """Echoes by a hash of what predictors were asked and gave; the oldest go when there are many.
+
+    Optimisers make demonstrations of what predictors gave in trials, and do not say of which.
+    """
+
+    def note(self, told: int, seen: Iterable[str], ties: Ties) -> None:
+        """Note one more trial in which this was given."""
+        if len(self) >= _MOST_ECHOES:
+            del self[next(iter(self))]
+        known = self.get(told, Echo())
+        self[told] = Echo(tuple(dict.fromkeys([*known.seen, *seen])), known.ties | ties)
 
 
 class _Run(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import dspy
@@ -18,10 +17,16 @@ import dspy
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
-from hybridagi_steps.optimize.exclusion import Exclusion, Fence, Group, Ties, of_served_user
-from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning
-from hybridagi_steps.protocols import TokenCounter
-from hybridagi_steps.recording.call_steps import CLOSING
+from hybridagi_steps.optimize.exclusion import (
+    Echo,
+    Echoes,
+    Exclusion,
+    Fence,
+    Group,
+    Ties,
+    of_served_user,
+)
+from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning, tokens_of
 from hybridagi_steps.recording.call_tree import Maker
 from hybridagi_steps.recording.recorder import active_recorders, active_run_ids
 from hybridagi_steps.recording.scopes import current_scope
@@ -40,7 +45,7 @@ from hybridagi_steps.recording_hooks import tell, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
-from hybridagi_steps.token_counters import token_counter
+from hybridagi_steps.records.store_values import CLOSING
 
 SAME_BEFORE = 0.5
 """What it adds to a step's score that the step before it did what the step before this call did."""
@@ -48,7 +53,6 @@ POOL = 24
 """Hits that are looked at, at least; eight for each demonstration wanted."""
 _MOST_FETCHED = 2_000
 _OWN: tuple[str | None, ...] = (None,)
-_MOST_ECHOES = 50_000
 _log = logging.getLogger("hybridagi_steps")
 
 
@@ -62,6 +66,8 @@ class OutermostCall:
     receipt: Receipt
     seen: dict[str, None] = field(default_factory=dict[str, None])
     """Ids of the steps that its answers may repeat: recalled, or behind a demonstration."""
+    ties: Ties = field(default_factory=Ties)
+    """Whose answers it may not see."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OutermostCall:
         return self
@@ -100,8 +106,7 @@ class Experience:
     _fence: Fence | None = None
     _out: dict[Ties, set[str]] = field(default_factory=dict[Ties, set[str]])
     """Of ties that were asked for the runs that have them."""
-    _echoes: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    """Of what predictors were asked and gave in trials: the steps that it may repeat."""
+    _echoes: Echoes = field(default_factory=Echoes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Experience:
         return self
@@ -133,7 +138,8 @@ class Experience:
                 ties = self._ties(memory, call)
             if memory is None or ties is None:
                 return Shown(own)
-            own = self._untied(memory, predict, own, ties)
+            call.ties = ties
+            own = self._untied(memory, predict, own, call)
             ranked = self._ranked(memory, predict, kwargs, ties)
             demos = self._chosen(memory, predict, kwargs, ranked, call.receipt, own)
             if call.receipt.over_budget and not demos:
@@ -161,34 +167,44 @@ class Experience:
 
         Optimisers make demonstrations of that, which then may repeat what was recalled.
         """
-        if call.seen and isinstance(given, dspy.Prediction) and in_scope():
-            if len(self._echoes) >= _MOST_ECHOES:
-                del self._echoes[next(iter(self._echoes))]
-            told = told_hash({**asked, **dict(given)})
-            self._echoes[told] = tuple({**dict.fromkeys(self._echoes.get(told, ())), **call.seen})
+        if (call.seen or any(call.ties)) and isinstance(given, dspy.Prediction) and in_scope():
+            self._echoes.note(told_hash({**asked, **dict(given)}), call.seen, call.ties)
 
     def mark_echoes(self, predict: Any, demos: Iterable[Any]) -> None:
         """Let demonstrations that an optimiser made of trials say what those had recalled."""
-        names = [*predict.signature.fields]
         for demo in demos if self._echoes else ():
-            told = told_hash({name: demo[name] for name in names if name in demo})
-            if (recalled := self._echoes.get(told)) is not None:
-                demo[RECALLED_IDS] = [*recalled]
+            if seen := self._echo(predict, demo).seen:
+                demo[RECALLED_IDS] = [*seen]
+
+    def _echo(self, predict: Any, demo: Any) -> Echo:
+        names = [name for name in predict.signature.fields if name in demo]
+        return self._echoes.get(told_hash({name: demo[name] for name in names}), Echo())
 
     def _untied(
-        self, memory: StepMemory, predict: dspy.Predict, own: list[Any], ties: Ties
+        self, memory: StepMemory, predict: dspy.Predict, own: list[Any], call: OutermostCall
     ) -> list[Any]:
         """Return a predictor's own demonstrations without those that know the call's answer."""
         self.mark_echoes(predict, own)
-        if not any(ties):
+        if not any(call.ties):
             return own
         kept: list[Any] = []
         for demo in own:
             ids = _sources(demo)
             steps = memory.get_steps(ids)
-            if len(steps) == len(ids) and not self._fenced(memory).tied(steps, ties):
+            if len(steps) < len(ids) or self._fenced(memory).tied(steps, call.ties):
+                continue
+            if not self._example_of(memory, predict, demo, call).with_any_of(call.ties):
                 kept.append(demo)
         return kept
+
+    def _example_of(self, memory: StepMemory, predict: Any, demo: Any, call: OutermostCall) -> Ties:
+        """Return whose a demonstration is: a trial here made it, or it has an example's inputs."""
+        made = self._echo(predict, demo).ties
+        if not call.inputs or not call.inputs.keys() <= {*demo.keys()}:
+            return made
+        asked = {name: demo[name] for name in call.inputs}
+        group = self._fenced(memory).group_of(asked)
+        return made | Ties(frozenset([] if group is None else [group]), _own_example(memory, asked))
 
     def _chosen(
         self,
@@ -214,7 +230,7 @@ class Experience:
                 demo = demo_of(hit.step, signature, memory)
             except LeftOutError:
                 continue
-            told = RecalledDemo(step_id, run_id, predictor, score, reason, _tokens(demo))
+            told = RecalledDemo(step_id, run_id, predictor, score, reason, tokens_of(demo))
             found.append((told, demo))
         while sum(told.tokens for told, _ in found) > self.max_tokens:
             receipt.over_budget.append(found.pop()[0].step_id)
@@ -378,13 +394,3 @@ def _done(step: AgentStep) -> tuple[str, Any]:
     """Return what a step did: a tool or predictor, and what it chose."""
     named = step.tool or step.predictor or step.program or str(step.step_type)
     return named, (step.outputs or {}).get("choice")
-
-
-@cache
-def _counter() -> TokenCounter:
-    return token_counter()  # which looks for a vocabulary each time
-
-
-def _tokens(demo: dspy.Example) -> int:
-    shown = "\n".join(f"{key}: {value}" for key, value in demo.items())
-    return _counter().count(shown)

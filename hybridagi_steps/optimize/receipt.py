@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple, cast
 
+import dspy
+
 from hybridagi_steps.messages.fences import inert
+from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.token_counters import token_counter
 
 _LIKE, _ATTEMPTS, _FEWEST = 0.5, 4, 3
 """Attempts are told of that score at least this share of the best one; so many; not of fewer."""
@@ -94,3 +99,14 @@ def _quotable(text: str) -> str:
     seen = "".join(filter(str.isprintable, " ".join(text.split())))
     line = " ".join(_MARKS.sub(" ", seen).split())
     return inert(line[:_FEEDBACK].replace('"', "'"))
+
+
+@cache
+def _counter() -> TokenCounter:
+    return token_counter()  # which looks for a vocabulary each time
+
+
+def tokens_of(demo: dspy.Example) -> int:
+    """Return about how many tokens a demonstration takes in a prompt."""
+    shown = "\n".join(f"{key}: {value}" for key, value in demo.items())
+    return _counter().count(shown)

@@ -8,9 +8,9 @@ from typing import cast
 from hybridagi_steps.errors import InvalidMemoryError, InvalidStepError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.exclusion import of_served_user
-from hybridagi_steps.recording.call_steps import CLOSING
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.store_values import CLOSING
 from hybridagi_steps.validation import Steps, Where, for_recall
 
 GOOD = 0.5

@@ -15,8 +15,10 @@ that no other step wants. What a user said in an imported chat is the purpose of
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 import dspy
@@ -31,6 +33,8 @@ from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_identity import given_answer, recalls
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.validation import is_number, whole_number
+
+log = logging.getLogger("hybridagi_steps")
 
 Mode = Literal["hybrid", "dense", "lexical"]
 """Which halves of the search are used."""
@@ -166,6 +170,8 @@ class StepRetriever(dspy.Module):
         if self.reranker is not None:
             hits = in_order(self.reranker, texts, hits)
         hits = hits[:wanted]
+        if hits and _is_trial():
+            _warn_of_answers()
         note_steps(hit.step for hit in hits)
         if self.reverse:
             hits = hits[::-1]
@@ -235,6 +241,21 @@ def _runs_under_way(memory: object) -> list[str]:
     from hybridagi_steps.recording.recorder import active_run_ids
 
     return active_run_ids(memory)
+
+
+def _is_trial() -> bool:
+    from hybridagi_steps.recording.trials import current_level
+
+    return current_level() is not None
+
+
+@cache
+def _warn_of_answers() -> None:
+    """Say once in a process what a score may be worth."""
+    log.warning(
+        "StepRetriever: inside an evaluation or a compilation it also finds what earlier runs "
+        "answered to the same question; narrow its `where`, or see WithExperience(group=...)."
+    )
 
 
 def _spare(hits: Sequence[StepHit]) -> list[StepHit]:

@@ -22,6 +22,7 @@ from hybridagi_steps.recording.step_writer import StepWriter
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.prompts import LMCall
+from hybridagi_steps.records.store_values import CLOSING
 
 TURN = "turn"
 """The key of metadata that says in which turn of a ReAct agent a tool was called, from 0."""
@@ -29,8 +30,6 @@ UNSAID = "unsaid"
 """The key of metadata that marks a tool which an agent called without saying why."""
 NODE = "node"
 """The key of metadata that names the node of a graph program which a step tells, `program.node`."""
-CLOSING = "closing"
-"""The scope of the Action that ends a ReAct agent's loop: no recall shows it."""
 CHOSEN_FIELD = "output_field"
 """The key of a Decision's metadata that says in which output field the predictor chose."""
 REASONED = "reasoning"

@@ -39,6 +39,13 @@ CALL_STEP = "call_step_id"
 """The key in a question's metadata of the AgentStep that will tell what its call gave."""
 RULES, DENIALS = "consent_rule", "consent_denial"
 """The scopes of rules that allow a tool, in the line of a session; that deny one, beside it."""
+CLOSING = "closing"
+"""The scope of the Action that ends a ReAct agent's loop: no recall shows it."""
+DETAILS = "session_details"
+"""The scope of the steps that keep what people call sessions, and what programs note of them."""
+PROFILES, USER_QUESTIONS = "user_profile", "user_question"
+OWN_SCOPES = frozenset({QUESTIONS, RULES, DENIALS, DETAILS, PROFILES, USER_QUESTIONS})
+"""The scopes of what the library keeps as steps for itself: nobody's work, and no example of it."""
 _DETAILS = UUID("2b0f5a0e-6f0b-4c55-9a35-8f3c1f1b7f42")
 _DENIED = UUID("8d5c2e1a-40f7-5b93-a6de-3c9b7f10e258")
 _ANSWERS = UUID("2f4a7c1e-6d0b-5b8e-9c37-8f1d5e2a4b60")

@@ -34,6 +34,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.provenance import source_of
+from hybridagi_steps.records.store_values import USER_QUESTIONS
 from hybridagi_steps.running.active_run import RUN, ActiveRun
 from hybridagi_steps.running.answering import Prompt
 from hybridagi_steps.running.program_adapter import Agent, inner
@@ -43,7 +44,6 @@ from hybridagi_steps.running.stored_consents import answered, check_answer, ques
 from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.running.turn import ToolTurn
 
-_SCOPE = "user_question"
 _QUESTIONS, _ANSWERS = (UUID(f"6f1c9a52-43f2-4c0b-9d7e-2f6a8b1c3d{n}") for n in ("0e", "0f"))
 """What ids of questions, and of their answers, follow from."""
 
@@ -212,7 +212,7 @@ class UserQuestions:
         # Not by the filter's session: that is its line, where a retry in flight does not stand yet.
         asked = [
             step
-            for step in self._memory.iter_steps({"scope": _SCOPE, "user_id": user_id})
+            for step in self._memory.iter_steps({"scope": USER_QUESTIONS, "user_id": user_id})
             if step.status == "partial"
             and session_id in (None, step.session_id)
             and source_of(step.metadata) is None
@@ -235,7 +235,7 @@ class UserQuestions:
             InvalidSettingError: No text.
         """
         _check_result(text)
-        asked = [s for s in self._memory.get_steps([question_id]) if s.scope == _SCOPE]
+        asked = [s for s in self._memory.get_steps([question_id]) if s.scope == USER_QUESTIONS]
         if not asked or user_id not in (None, asked[0].user_id):
             raise UnknownStepError(question_id)
         said = {"id": uuid5(_ANSWERS, question_id), "outputs": {"answer": text}, "status": "ok"}
@@ -260,7 +260,7 @@ def _question(run: ActiveRun, question: str) -> AgentStep:
         inputs={"purpose": question, "tool": "ask_user"},
         session_id=run.info.session_id,
         user_id=run.info.user_id,
-        scope=_SCOPE,
+        scope=USER_QUESTIONS,
         status="partial",
     )
 

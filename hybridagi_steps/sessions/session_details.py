@@ -17,10 +17,10 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.json_values import first_fault
-from hybridagi_steps.records.store_values import details_id
+from hybridagi_steps.records.store_values import DETAILS, details_id
 from hybridagi_steps.sessions.repository import SessionRepository
 from hybridagi_steps.sessions.session_checks import check_session
-from hybridagi_steps.stores.listing import DETAILS, details_told
+from hybridagi_steps.stores.listing import details_told
 
 Admit = Callable[[Sequence[AgentStep]], list[AgentStep]]
 """Checks and redacts steps."""

@@ -24,11 +24,9 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.listings import Runs, Sessions
 from hybridagi_steps.records.message import Step, in_utc
 from hybridagi_steps.records.provenance import source_of
-from hybridagi_steps.records.store_values import RunSummary, SessionSummary, details_id
+from hybridagi_steps.records.store_values import DETAILS, RunSummary, SessionSummary, details_id
 from hybridagi_steps.validation import Where, checked_page, of_steps
 
-DETAILS = "session_details"
-"""The scope of the steps that keep what people call sessions, and what programs note of them."""
 _NEWEST = 10
 _SESSIONS, _TITLE = 200, 80
 """How far runs that were cut off are looked for, and how much of their message is shown."""

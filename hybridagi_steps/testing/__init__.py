@@ -1,7 +1,8 @@
 """Doubles and contracts for tests: scripted language models, and a kit for back-ends.
 
-The models answer without a network (`language_models`); `conformance` holds the contracts that
-every step store keeps. Each is loaded on first use: the models need DSPy, the contracts pytest.
+The models answer without a network (`language_models`, `plausible_replies`); `conformance` holds
+the contracts that every step store keeps. Each is loaded on first use: the models need DSPy, the
+contracts pytest.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.testing.language_models import (
+    from hybridagi_steps.testing.language_models import Script, ScriptedLM, replay_lm, scripted_lm
+    from hybridagi_steps.testing.plausible_replies import (
         Reply,
-        Script,
-        ScriptedLM,
         ToolCall,
         asked_fields,
         plausible_reply,
-        replay_lm,
         request_text,
-        scripted_lm,
     )
 
 __all__ = [
@@ -35,6 +33,9 @@ __all__ = [
     "scripted_lm",
 ]
 
-_HOMES: dict[str, str | None] = dict.fromkeys(__all__, "language_models")
+_HOMES: dict[str, str | None] = {
+    **dict.fromkeys(__all__, "plausible_replies"),
+    **dict.fromkeys(("Script", "ScriptedLM", "replay_lm", "scripted_lm"), "language_models"),
+}
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

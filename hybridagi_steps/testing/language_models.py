@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import cycle, repeat
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import dspy
 from dspy.lm15 import (
@@ -35,6 +34,7 @@ from dspy.lm15 import (
 )
 
 from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.testing.plausible_replies import Reply, ToolCall, plausible_reply, request_text
 
 _log = logging.getLogger(__name__)
 _CHUNK_CHARACTERS = 6
@@ -43,16 +43,6 @@ _CLOSE = 0.8
 _CHARACTERS_PER_TOKEN = 4
 
 
-class ToolCall(NamedTuple):
-    """A native tool call, as a model makes it."""
-
-    name: str
-    arguments: dict[str, Any]
-    id: str | None = None
-
-
-Reply = str | Mapping[str, Any] | Sequence[str | ToolCall] | BaseException
-"""Text as it is; fields, rendered the way the request asks; texts and tool calls; or an error."""
 Script = Sequence[Reply] | Callable[[Request], Reply]
 
 
@@ -60,7 +50,8 @@ class ScriptedLM(dspy.LM):
     """A language model that answers from a script.
 
     Args:
-        script: The replies in order, or a function from the request to the reply.
+        script: The replies in order, or a function from the request to the reply, as
+            `scripted_lm` says.
         delay_seconds: How long each answer takes; a stream spreads it over its pieces.
         cache: Whether DSPy's cache may answer instead.
         model: Its name, `provider/model`.
@@ -107,9 +98,14 @@ def scripted_lm(script: Script | Mapping[str, Any] | None = None, **options: Any
     """Return a `ScriptedLM`; without a script every question gets a plausible answer.
 
     Args:
-        script: What `ScriptedLM` takes, or an answer for each output field by its name: of a list
-            the next one each time, from the start again after the last. Fields that are not named
-            get a plausible answer; a name that looks misspelt is told in the log.
+        script: What `ScriptedLM` takes: a list of replies, or a function that is called with each
+            request and returns the reply. `request_text(request)` is what the request asks,
+            `asked_fields(request)` which output fields; it has `system` and `messages`, of which
+            each has a `role` and a `text`, `tools` and `config`. A reply is a text as it is, fields
+            by name, texts and `ToolCall`s in a list, or an error to raise. Or an answer for each
+            output field by its name: of a list the next one each time, from the start again after
+            the last. Fields that are not named get a plausible answer; a name that looks misspelt
+            is told in the log.
         options: What `ScriptedLM` takes.
 
     Example:
@@ -131,34 +127,6 @@ def replay_lm(messages: Sequence[Mapping[str, Any]], **options: Any) -> Scripted
     turns = [_recorded_reply(message) for message in messages if message["role"] == "assistant"]
     options.setdefault("model", "replay/model")
     return ScriptedLM(turns, **options)
-
-
-def request_text(request: Request) -> str:
-    """Return the text of the last message, which is what the model is asked."""
-    return request.messages[-1].text or ""
-
-
-def asked_fields(request: Request) -> dict[str, str]:
-    """Return the output fields a DSPy request asks for, each with what it says about their form."""
-    system = _system_text(request)
-    begins = system.find("Your output fields are:")
-    if begins < 0:
-        return {}
-    listed = system[begins : system.find("All interactions will be structured", begins)]
-    forms: dict[str, str] = {}
-    for name, form, told in re.findall(r"^\d+\. `(\w+)` \((.*?)\): *(.*)", listed, re.MULTILINE):
-        note = re.search(rf"\{{{name}\}}\s+# note: (.*)", system)
-        options = told if told.startswith("one of: ") else ""
-        forms[name] = "; ".join(part for part in (form, note[1] if note else "", options) if part)
-    return forms
-
-
-def plausible_reply(request: Request) -> Reply:
-    """Return an answer of the right form to any DSPy request: the first option, True, some text."""
-    fields = asked_fields(request)
-    if not fields:
-        return "plain text"
-    return {name: _plausible(name, form) for name, form in fields.items()}
 
 
 class _Fields:
@@ -190,27 +158,6 @@ class _Fields:
             name: next(self._turns[name]) if name in self._turns else value
             for name, value in reply.items()
         }
-
-
-def _plausible(name: str, form: str) -> Any:
-    literal = re.match(r"Literal\[(['\"])(.*?)\1", form)
-    if literal:
-        return literal[2]
-    options = re.search(r"one of: ([^;,]+)", form)
-    if options:
-        return options[1].strip()
-    simple = {"bool": True, "int": 1, "float": 1.0}
-    kind = form.split(";")[0]
-    if kind.startswith(("dict", "list")):
-        return {} if kind.startswith("dict") else []
-    return simple.get(kind, f"some {name}")
-
-
-def _system_text(request: Request) -> str:
-    system = request.system
-    if system is None or isinstance(system, str):
-        return system or ""
-    return "".join(getattr(part, "text", "") for part in system)
 
 
 class _Engine:

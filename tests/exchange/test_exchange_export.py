@@ -22,6 +22,8 @@ from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats.otlp_values import STEP
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 SHIPPED = Path(__file__).parents[2] / "data" / "steps.jsonl"
 
@@ -362,19 +364,21 @@ def test_whatever_is_written_for_fine_tuning_keeps_the_rules(
 
 
 @pytest.mark.parametrize("form", sorted(EXPORT_FORMATS))
-def test_a_failing_export_leaves_what_was_there(form: str, tmp_path: Path) -> None:
+def test_a_failing_export_leaves_what_was_there(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "parquet":
         pytest.importorskip("pyarrow")
 
-    class Breaking(Shelf):
-        def iter_steps(self, where: Any = None) -> Iterator[AgentStep]:
-            yield AgentStep.model_validate({"step_type": "Action"})
-            raise RuntimeError("the disk is gone")
+    def breaking(_: SqliteStepStore, __: StepFilter) -> Iterator[AgentStep]:
+        yield AgentStep.model_validate({"step_type": "Action"})
+        raise RuntimeError("the disk is gone")
 
+    monkeypatch.setattr(SqliteStepStore, "iter_steps", breaking)
     target = tmp_path / "out"
     target.write_text("before")
     with pytest.raises(RuntimeError, match="gone"):
-        export_file(Breaking(), target, format=form)
+        export_file(Shelf(), target, format=form)
     assert target.read_text() == "before"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -12,12 +12,16 @@ import asyncio
 import copy
 import enum
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime, time
+from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import cloudpickle
 import dspy
 import pytest
+from pydantic import BaseModel, Field, HttpUrl, TypeAdapter
 
 import hybridagi_steps.testing.language_models as language_models
 from hybridagi_steps.errors import InvalidSettingError
@@ -237,3 +241,34 @@ def test_a_field_of_a_script_that_looks_misspelt_is_told_once(
     assert [record.getMessage() for record in caplog.records if "script" in record.message] == [
         "'anser' of the script is no field here; is 'answer' meant?"
     ]
+
+
+class Booking(BaseModel):
+    """A model with all that a schema may say."""
+
+    seats: Annotated[int, Field(gt=4)]
+    fours: Annotated[int, Field(ge=5, multiple_of=4)]
+    below: Annotated[float, Field(le=-2)]
+    price: Decimal
+    kind: Literal["return", "single"]
+    legs: Annotated[list[dict[str, float]], Field(min_length=2)]
+    note: Annotated[str, Field(min_length=30, max_length=40)]
+    after: Booking | None = None
+
+
+TYPES: list[Any] = [
+    *(int, float, bool, str, Any, list[int], set[int], tuple[int, str], dict[str, int]),
+    *(int | None, None | list[str], int | str, date, datetime, time, Decimal, UUID, HttpUrl),
+    *(Booking, list[Booking], Booking | None, Literal["a", "b"]),
+]
+
+
+@pytest.mark.parametrize("adapter", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_an_answer_without_a_script_has_the_form_that_is_asked_for(kind: Any, adapter: Any) -> None:
+    signature: Any = dspy.Signature(
+        {"q": (str, dspy.InputField()), "a": (kind, dspy.OutputField())}
+    )
+    with dspy.context(lm=scripted_lm(), adapter=adapter()):
+        given = dspy.Predict(signature)(q="which?").a
+    assert TypeAdapter(kind).validate_python(given) == given

@@ -232,6 +232,48 @@ def test_a_program_that_was_saved_still_knows_its_echoes(
     assert (asked_for(lm), leaks(lm)) == (len(VAL), [])
 
 
+class Twice(dspy.Module):
+    """Answers by a predictor that is not asked what the program was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topic = dspy.Predict("question -> topic")
+        self.reply = dspy.Predict("topic -> answer")
+
+    def forward(self, task: str, question: str) -> Any:
+        """Answer."""
+        return self.reply(topic=f"{self.topic(question=question).topic} of {task}")
+
+
+def knowing(request: Any) -> Reply:
+    """Give the right answer of the example that is asked for."""
+    asked = request.messages[-1].text
+    found = [gold for gold in VAL if f"{gold.question}\n" in asked or f"{gold.task}\n" in asked]
+    return {**plausible_reply(request), "answer": found[0].answer, "topic": "it"}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("program", "labeled_demos"), [(Ask, 0), (Ask, 6), (Twice, 0)])
+def test_no_demonstration_of_an_example_is_shown_while_it_is_judged(
+    program: type[Any], labeled_demos: int
+) -> None:
+    """An optimiser makes demonstrations of the examples on which the program is then evaluated."""
+    lm = scripted_lm(knowing)
+    with hs.StepMemory(":memory:", embedder="hashing") as memory, dspy.context(lm=lm):
+        student = hs.WithExperience(program(), memory, group=task_of, on_error="raise")
+        counts = {"max_bootstrapped_demos": 6 - labeled_demos, "max_labeled_demos": labeled_demos}
+        optimiser = dspy.BootstrapFewShot(metric=scored, **counts)
+        compiled = optimiser.compile(student, trainset=VAL)
+        del lm.requests[:]
+        evaluate(compiled, lm)
+        shown = [str(request.messages[:-1]) for request in lm.requests]
+        assert any(secret in text for text in shown for secret in SECRET), "others are shown"
+        for request in lm.requests:
+            asked = request.messages[-1].text or ""
+            for gold in VAL:
+                if f"{gold.question}\n" in asked or f"{gold.task}\n" in asked:
+                    assert gold.answer not in str(request.messages)
+
+
 def test_an_echo_of_an_echo_is_known_too(memory: hs.StepMemory) -> None:
     """A second optimiser bootstraps from what the first has compiled, and copies its demos."""
 

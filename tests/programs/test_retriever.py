@@ -19,6 +19,7 @@ from hybridagi_steps import StepMemory, record, record_step
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError, RerankerError
 from hybridagi_steps.messages.recalled_text import recalled_text
+from hybridagi_steps.programs import retriever as retriever_module
 from hybridagi_steps.programs.reranking import LMStepReranker, StepReranker
 from hybridagi_steps.programs.retriever import StepRetriever
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -646,3 +647,22 @@ class TestUsers:
         retrieve = self.of_two_users(memory)
         with StepMemory(":memory:", embedder="hashing") as other, record(other, user_id="ana"):
             assert self.users(retrieve("refund the order")) == {"ana"}
+
+
+def test_an_evaluation_is_told_once_that_a_retriever_is_no_fence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    retriever_module._warn_of_answers.cache_clear()  # pyright: ignore[reportPrivateUsage] - once a process
+    memory = StepMemory(":memory:", embedder="hashing")
+    memory.add(AgentStep.model_validate({"step_type": "Action", "inputs": {"purpose": "refund"}}))
+    retrieve = StepRetriever(memory, k=1)
+    retrieve("refund")
+    assert "earlier runs" not in caplog.text
+    examples: list[Any] = [dspy.Example(query="refund").with_inputs("query")] * 2
+    evaluate: Any = dspy.Evaluate(devset=examples, metric=_no_points, display_progress=False)
+    evaluate(retrieve)
+    assert caplog.text.count("earlier runs answered to the same question") == 1
+
+
+def _no_points(*_: Any) -> float:
+    return 0.0

@@ -49,8 +49,11 @@ def test_work_is_shown_and_goes_on_to_its_session(page: Any, tmp_path: Path) -> 
         page.screenshot(path=tmp_path / "work.png")
         for check in (FAINT, SIDEWAYS, UNNAMED):
             assert page.evaluate(check) == []
-        page.set_viewport_size({"width": 320, "height": 700})
-        assert page.evaluate("document.documentElement.scrollWidth") == 320
+        for width in (320, 360, 390, 414, 430, 480, 520):
+            page.set_viewport_size({"width": width, "height": 700})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            leave = page.get_by_role("button", name="Leave").bounding_box()
+            assert leave["x"] + leave["width"] <= width
         session.click()
         page.locator(".message").first.wait_for()
         page.evaluate(f"sessionStorage.clear(); location.hash = 'token={ANN}'")

@@ -19,7 +19,7 @@ from hybridagi_steps.exchange.formats import langchain as langchain_messages
 from hybridagi_steps.exchange.formats.otlp_export import asked_text, said_text
 from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import Message, Turn, anthropic_turns, openai_turns
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
@@ -50,6 +50,14 @@ def example_line(steps: Sequence[AgentStep]) -> bytes | None:
     if tools := _tools(steps):
         example["tools"] = tools
     return json.dumps(example, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def links_up(step: AgentStep) -> list[str]:
+    """Return the steps that a message's step stands behind; none for one that tells no message."""
+    metadata = step.metadata or {}
+    if step.parent_id is None or "message_indexes" not in metadata:
+        return []
+    return [id_text(step.parent_id), *map(str, as_list(metadata.get("joins")))]
 
 
 def _kept(steps: Sequence[AgentStep]) -> list[Message]:
@@ -93,11 +101,18 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
                 content = found if isinstance(found, str) else json.dumps(found)
                 yield {"role": "tool", "tool_call_id": call["id"], "content": content}
         elif "tool_calls" not in outputs and "error" not in outputs:
-            inner = step.step_type is AgentStepType.ProgramEnd and step.program_id is not None
+            if step.program_id is None and step.arguments and not _ends(step):
+                said = ""
+                yield {"role": "user", "content": asked_text(step)}
+            inner = _ends(step) and step.program_id is not None
             text = said_text(step)
             if text and text != said and not inner:
                 said = text
                 yield {"role": "assistant", "content": text}
+
+
+def _ends(step: AgentStep) -> bool:
+    return step.step_type is AgentStepType.ProgramEnd
 
 
 def _plain(messages: list[Message]) -> list[Message]:

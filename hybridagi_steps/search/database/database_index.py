@@ -117,10 +117,7 @@ class DatabaseIndex:
         return self._cache is not None and self.filters.unsaved(WORTH_CACHING)
 
     def save(self) -> None:
-        """Write what filters have read; this has followed the store.
-
-        Who erased something meanwhile erased the file too early: then it is erased once more.
-        """
+        """Write what filters have read, unless something was erased since this has followed."""
         if self._frontier is not None:
             self._file.save(self.filters, self._frontier.position)
             self._erase_what_went(self._store.frontier().position, self._frontier.position)

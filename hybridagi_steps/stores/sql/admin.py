@@ -1,6 +1,6 @@
 """Keeping a database in order: identity, deletion, counting, and what must hold among the rows.
 
-How space is given back and how the database itself is checked is the back-end's affair.
+Space given back, and checks of the database itself, are the back-end's affair.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, StoreIdentity
 from hybridagi_steps.stores.checked_tables import CHECKED_TABLES, changed_rows
 from hybridagi_steps.stores.sql.expiry import RetentionTables
-from hybridagi_steps.stores.sql.salvage import Salvaged
+from hybridagi_steps.stores.sql.salvage import Damaged, Salvaged
 from hybridagi_steps.stores.sql.tables import (
     DERIVED,
     Connection,
+    Database,
     is_storable,
     remove_empty_runs,
     remove_marks,
@@ -246,9 +247,12 @@ class AdminTables(RetentionTables):
         self.sweep()
         self.compact()
 
-    def salvage(self, damaged: Callable[[str], None]) -> Salvaged:
+    def salvage(self, damaged: Damaged) -> Salvaged:
         """Return what is whole of a damaged store, to be exported; see `Salvaged`."""
-        return Salvaged(self._db, self._namespace, self._decoded, damaged)
+        return Salvaged(self._db, self._namespace, self._decoded, damaged, self._off_pages(damaged))
+
+    def _off_pages(self, damaged: Damaged) -> Callable[[], Database] | None:  # noqa: ARG002 - a hook
+        """Return what reads rows without SQL, where there is such a thing."""
 
     def close(self) -> None:
         """Release everything."""

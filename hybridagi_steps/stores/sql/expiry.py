@@ -17,6 +17,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import (
     CALL_STEP,
     DENIALS,
+    DETAILS,
     MESSAGE_ROWS,
     QUESTIONS,
     RULES,
@@ -24,7 +25,6 @@ from hybridagi_steps.records.store_values import (
     details_id,
 )
 from hybridagi_steps.stores.hygiene import PINNED
-from hybridagi_steps.stores.listing import DETAILS
 from hybridagi_steps.stores.retention import Expired, Expiry, Units
 from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.message_filter import keys_of

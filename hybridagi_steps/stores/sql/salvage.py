@@ -1,7 +1,8 @@
 """A damaged database as an export reads it: what is whole, and the names of what is not.
 
 Tables are read by ranges of rows, and a range that raises is halved until only the rows that
-cannot be read are left; indexes only tell which rows there should be. Steps come one by one.
+SQL cannot read are left, which a back-end may find in another way (`pages`); indexes only tell
+which rows there should be. Steps come one by one.
 Sessions come as their lines: a line that lacks messages is cut there, and what follows the gap
 becomes a session of its own, `<id>~<sequence>`. Nothing is written, and bodies are not kept.
 """
@@ -19,6 +20,7 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.store_values import (
     ABANDONED,
+    MESSAGE_ROWS,
     BranchPosition,
     RunSummary,
     SessionSummary,
@@ -72,7 +74,12 @@ class Salvaged:
     """What is whole of one namespace; `export_file` reads it as it reads a memory."""
 
     def __init__(
-        self, database: Database, namespace: int, decoded: Decoded, damaged: Damaged
+        self,
+        database: Database,
+        namespace: int,
+        decoded: Decoded,
+        damaged: Damaged,
+        pages: Callable[[], Database] | None = None,
     ) -> None:
         """Read everything once.
 
@@ -81,7 +88,9 @@ class Salvaged:
             namespace: Whose steps.
             decoded: Returns the step in a row, if it is whole.
             damaged: Told of each thing that is not whole.
+            pages: Returns a database with the rows that were found without SQL.
         """
+        self._pages, self._paged = pages, list[Database]()
         self._db, self._namespace = database, namespace
         self._decoded, self._damaged = decoded, damaged
         self._rows: dict[str, int] = {}
@@ -300,29 +309,45 @@ class Salvaged:
             gaps.append((expected, places[-1].sequence))
         return line, gaps
 
+    def close(self) -> None:
+        """Release what was found without SQL."""
+        for database in self._paged:
+            database.close()
+
     def _last(self, table: str, key: str, *beside: str) -> int:
         """Return a row that none is beyond: the last, or where that cannot be read, some more."""
-        found = [
-            row
-            for one in (table, *beside)
-            for (row,) in self._until_damage(f"SELECT max({key}) FROM {one}", ())[0]  # noqa: S608 - names are ours
-        ]
-        last = max((row for row in found if isinstance(row, int)), default=0)
-        return last if len(found) == 1 + len(beside) else last + _WINDOW
+        asked = [f"SELECT max({key}) FROM {one} WHERE {key} < ?" for one in (table, *beside)]  # noqa: S608 - names are ours
+        bound = (MESSAGE_ROWS,)
+        found, whole = self._until_damage(self._db, asked[0], bound)
+        if not whole:
+            found = self._off_pages(asked[0], bound)
+            for sql in asked[1:]:
+                found += self._until_damage(self._db, sql, bound)[0]
+        last = max((row for (row,) in found if isinstance(row, int)), default=0)
+        return last if whole or self._paged else last + _WINDOW
 
     def _listed(self, what: str, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a query, as far as it answers, and from its end where it fails."""
-        rows, whole = self._until_damage(sql, values)
+        rows, whole = self._until_damage(self._db, sql, values)
         if not whole:
             self._damaged(f"the list of {what} is not whole")
             backwards = re.sub(r"(?<=ORDER BY )(.*)", lambda m: m[0].replace(",", " DESC,"), sql)
-            rows += self._until_damage(f"{backwards} DESC", values)[0]
+            rows += self._until_damage(self._db, f"{backwards} DESC", values)[0]
+            rows += self._off_pages(sql, values)
         return list(dict.fromkeys(rows))
 
-    def _until_damage(self, sql: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
+    def _off_pages(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """Return the rows of a query that were found without SQL."""
+        if self._pages is not None and not self._paged:
+            self._paged.append(self._pages())
+        return [row for one in self._paged for row in self._until_damage(one, sql, values)[0]]
+
+    def _until_damage(
+        self, database: Database, sql: str, values: Sequence[Any]
+    ) -> tuple[list[Any], bool]:
         found: list[Any] = []
         try:
-            with self._db.reading() as connection:
+            with database.reading() as connection:
                 found.extend(connection.execute(sql, values))
         except StorageBusyError:
             raise
@@ -336,10 +361,12 @@ class Salvaged:
             yield from self._halved(sql, start, min(start + _WINDOW - 1, last))
 
     def _halved(self, sql: str, first: int, last: int) -> Iterator[tuple[Any, ...]]:
-        rows, whole = self._until_damage(sql, (first, last))
+        rows, whole = self._until_damage(self._db, sql, (first, last))
         if whole:
             yield from rows
         elif first < last:
             middle = (first + last) // 2
             yield from self._halved(sql, first, middle)
             yield from self._halved(sql, middle + 1, last)
+        else:
+            yield from self._off_pages(sql, (first, last))

@@ -24,6 +24,9 @@ from hybridagi_steps.stores.sqlite.schema import migrate
 from hybridagi_steps.stores.sqlite.translation import translated
 from hybridagi_steps.stores.waiting import Patience
 
+UNLINKED_FILE = ""
+"""A file without a name, for what may be too large for memory: gone with its process, too."""
+
 _template_lock = ForkSafeLock()
 
 
@@ -34,13 +37,13 @@ class InMemoryDatabase:
     writable = True
     other_names: tuple[str, ...] = ()
 
-    def __init__(self, durability: str, timeout_seconds: float) -> None:
+    def __init__(self, durability: str, timeout_seconds: float, place: str = IN_MEMORY) -> None:
         """Make an empty database; it survives nothing, whatever the durability."""
         self.durability = durability
         self.patience = Patience(timeout_seconds)
         self._closed = False
         self._lock = threading.RLock()
-        self._connection = _connected()
+        self._connection = _connected(place)
         with _template_lock:
             _template().backup(self._connection)
         self._connection.execute("PRAGMA temp_store = MEMORY")
@@ -149,8 +152,8 @@ class InMemoryDatabase:
             raise MemoryClosedError("this in-memory store was closed; its steps are gone.")
 
 
-def _connected() -> sqlite3.Connection:
-    return sqlite3.connect(IN_MEMORY, isolation_level=None, check_same_thread=False)
+def _connected(place: str = IN_MEMORY) -> sqlite3.Connection:
+    return sqlite3.connect(place, isolation_level=None, check_same_thread=False)
 
 
 @cache

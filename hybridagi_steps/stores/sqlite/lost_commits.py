@@ -56,6 +56,24 @@ def lost_commits(connection: sqlite3.Connection, log: Path) -> int:
         return _lost(file, last, page_bytes)
 
 
+def committed_frames(log: Path, page_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, content) of the pages in a log that SQLite would read, oldest first."""
+    with log.open("rb") as file:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            return
+        _, *salts, first, second = _HEADER.unpack(header)
+        before, pending = (first, second), list[tuple[int, bytes]]()
+        for frame in _frames(file, page_bytes):
+            before = _checksum(frame.content, before)
+            if [*frame.salts] != salts or before != frame.checksum:
+                return
+            pending.append((int.from_bytes(frame.content[:4]), frame.content[8:]))
+            if frame.commits:
+                yield from pending
+                pending.clear()
+
+
 def _lost(file: BinaryIO, last: int, page_bytes: int) -> int:
     """Count what follows the last frame that SQLite reads."""
     header = file.read(_HEADER.size)

@@ -1,0 +1,107 @@
+"""What `export --format openai` takes as examples to learn from, and what it leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import hybridagi_steps as hs
+from hybridagi_steps.exchange import export_file
+from hybridagi_steps.records.message import Step
+
+
+def nothing(*_: Any) -> float:
+    """Give no points."""
+    return 0.0
+
+
+@pytest.fixture
+def memory() -> hs.StepMemory:
+    """Real work, a trial, a revoked run, and all that the library keeps as steps for itself."""
+    memory = hs.StepMemory(":memory:", embedder="hashing")
+    repository = memory.repository(user_id="ann")
+    said: list[Any] = [{"role": "user", "content": "hi"}]
+    asyncio.run(repository.append("chat", said))
+    asyncio.run(hs.describe_session(repository, "chat", title="Divorce lawyer"))
+    hs.UserProfiles(memory).set("ann", "Ann is ill.")
+    hs.ConsentRules(memory).add("pay", user_id="ann")
+    program: Any = dspy.ChainOfThought("question -> answer")
+    dev: list[Any] = [dspy.Example(question="on trial", answer="x").with_inputs("question")]
+    with dspy.context(lm=hs.testing.scripted_lm(), track_usage=False):
+        with hs.record(memory):
+            program(question="real work")
+        with hs.record(memory):
+            evaluate: Any = dspy.Evaluate(devset=dev, metric=nothing, display_progress=False)
+            evaluate(program)
+    poison: Any = {"step_type": "Action", "run_id": "bad", "inputs": {"purpose": "poison"}}
+    memory.add(hs.AgentStep(**poison, outputs={"result": "evil"}))
+    memory.revoke({"run_id": "bad"}, reason="injected")
+    return memory
+
+
+def written(memory: hs.StepMemory, folder: Path, **where: Any) -> str:
+    export_file(memory, folder / "train.jsonl", format="openai", where=where or None)
+    return (folder / "train.jsonl").read_text("utf-8")
+
+
+KEPT_FOR_ITSELF = ("Divorce lawyer", "Ann is ill", "pay", "evil")
+
+
+def test_examples_to_learn_from_are_what_recall_would_show(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    for where in ({}, {"status": "ok"}):
+        text = written(memory, tmp_path, **where)
+        assert text.count('{"messages"') == 1
+        assert not [word for word in KEPT_FOR_ITSELF if word in text]
+
+
+def test_trials_are_examples_where_their_scope_is_asked_for(
+    memory: hs.StepMemory, tmp_path: Path
+) -> None:
+    (trial,) = {s.scope for s in memory.iter_steps() if (s.scope or "").startswith("evaluate")}
+    assert written(memory, tmp_path, scope=trial).count('{"messages"') == 1
+    every = written(memory, tmp_path, scope="*")
+    assert every.count('{"messages"') == 2
+    assert not [word for word in KEPT_FOR_ITSELF if word in every]
+    assert written(memory, tmp_path, scope="user_profile") == ""
+    assert "evil" in written(memory, tmp_path, scope="revoked")
+
+
+def test_other_formats_keep_all(memory: hs.StepMemory, tmp_path: Path) -> None:
+    export_file(memory, tmp_path / "all.jsonl", format="jsonl")
+    text = (tmp_path / "all.jsonl").read_text("utf-8")
+    assert [word for word in KEPT_FOR_ITSELF if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("signature", "asked"),
+    [
+        ("question -> answer", ["Where is my bag?"]),
+        ("question, context -> answer", ["Where is my bag?", "at gate 4"]),
+        ("question -> found: bool", ["Where is my bag?"]),
+    ],
+)
+def test_a_predictor_alone_is_told_with_its_question(
+    tmp_path: Path, signature: str, asked: list[str]
+) -> None:
+    memory = hs.StepMemory(":memory:", embedder="hashing")
+    program: Any = dspy.ChainOfThought(signature)
+    inputs = dict(zip(("question", "context"), asked, strict=False))
+    with dspy.context(lm=hs.testing.scripted_lm()), hs.record(memory) as run:
+        program(**inputs)
+        program(**{**inputs, "question": "And my coat?"})
+    told = hs.to_messages(run.steps)
+    assert [message.role for message in told] == ["user", "assistant"] * 2
+    assert hs.to_agent_steps(told) == run.steps.steps
+    export_file(memory, tmp_path / "train.jsonl", format="openai")
+    (example,) = map(json.loads, (tmp_path / "train.jsonl").read_text("utf-8").splitlines())
+    assert [message["role"] for message in example["messages"]] == ["user", "assistant"] * 2
+    for first, second in (told[::2], [Step(session_id="s", **m) for m in example["messages"][::2]]):
+        assert all(text in str(first.content) for text in asked)
+        assert "And my coat?" in str(second.content)
