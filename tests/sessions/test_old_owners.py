@@ -53,7 +53,7 @@ def old_database(address: str) -> str | Path:
         connection.execute("SET search_path TO hybridagi_steps")
         connection.execute("DROP TABLE access, search_state, stem_count CASCADE")
         connection.execute("DROP FUNCTION stems, talk, count_texts, texts_gone CASCADE")
-        connection.execute("DROP FUNCTION isolate, grant_rights, admit, expel")
+        connection.execute("DROP FUNCTION isolate, isolate_tables, grant_rights, admit, expel")
         connection.execute("DROP TABLE prompt, prompt_part, prompt_use")
         connection.execute("DROP INDEX session_of_user")
         connection.execute("ALTER TABLE session DROP COLUMN user_id")

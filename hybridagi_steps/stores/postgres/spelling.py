@@ -179,8 +179,9 @@ class _ManyDumper(ListDumper):
     """Writes lists of texts and of numbers by ourselves, each as one type; others as the driver."""
 
     def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:  # noqa: A002 - the driver's
-        kinds = frozenset(map(type, obj))
-        return (self.cls, *kinds) if kinds in _PLAIN else super().get_key(obj, format)
+        own = _PLAIN.get(frozenset(map(type, obj)))
+        # No key of the driver's: it has the same for a list with nulls.
+        return (self.cls, own) if own else super().get_key(obj, format)
 
     def upgrade(self, obj: list[Any], format: PyFormat) -> Any:  # noqa: A002 - the driver's
         own = _PLAIN.get(frozenset(map(type, obj)))
