@@ -9,6 +9,7 @@ Reference: https://sqlite.org/fileformat2.html
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -40,8 +41,6 @@ _SHAPES = {
 """How the rows of a table begin: `_` NULL, `n` a number, `f` one with a fraction, `t` a text."""
 _NUMBERED = "SELECT namespace FROM agent_step UNION SELECT namespace FROM message"
 _NAME = "INSERT OR IGNORE INTO namespace (id, name) VALUES (?, ?)"
-_opened: list[BinaryIO] = []
-"""Never closed: that would drop the locks which SQLite has on the same files in this process."""
 
 
 class _Pages(NamedTuple):
@@ -106,8 +105,9 @@ def rows_of_pages(path: Path, namespace: str, damaged: Callable[[str], None]) ->
 
 
 def _pages(path: Path) -> _Pages:
-    file = path.open("rb")
-    _opened.append(file)
+    # Never closed: that would drop the locks which SQLite has on the same file in this process.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    file = os.fdopen(descriptor, "rb", closefd=False)
     header, length = file.read(100), path.stat().st_size
     size = int.from_bytes(header[16:18])
     size = 65_536 if size == 1 else size
