@@ -251,7 +251,7 @@ class AdminTables(RetentionTables):
         """Return what is whole of a damaged store, to be exported; see `Salvaged`."""
         return Salvaged(self._db, self._namespace, self._decoded, damaged, self._off_pages(damaged))
 
-    def _off_pages(self, damaged: Damaged) -> Callable[[], Database] | None:  # noqa: ARG002 - a hook
+    def _off_pages(self, damaged: Damaged) -> Callable[[], Database] | None:
         """Return what reads rows without SQL, where there is such a thing."""
 
     def close(self) -> None:
