@@ -27,6 +27,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.records.store_values import Attempt, SessionSummary
+from hybridagi_steps.server.tokens import TokenScope
 from hybridagi_steps.validation import MAX_ID_LENGTH
 
 LARGEST_SEQUENCE = 2**53 - 1
@@ -353,6 +354,15 @@ class Health(Answer):
     version: str
     program: bool
     """Whether a program is served, so that chat and retry work."""
+
+
+class CallerShape(Answer):
+    """What a token allows."""
+
+    scopes: list[TokenScope]
+    """`admin` is all of them."""
+    user_id: str | None = None
+    """The one user that it acts as; missing: any."""
 
 
 class ProcessShape(Answer):

@@ -109,6 +109,7 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("POST", "/steps/{step_id}/answer"): [Asked("/steps/{step}/answer", {"text": "me"})],
     ("GET", "/metrics"): [Asked("/metrics")],
     ("GET", "/work"): [Asked("/work")],
+    ("GET", "/caller"): [Asked("/caller", refused=False)],
 }
 OF_ALL = ("/metrics", "/work")
 """What no user's own token is told."""

@@ -56,8 +56,16 @@ def test_work_is_shown_and_goes_on_to_its_session(page: Any, tmp_path: Path) -> 
             assert leave["x"] + leave["width"] <= width
         session.click()
         page.locator(".message").first.wait_for()
-        page.evaluate(f"sessionStorage.clear(); location.hash = 'token={ANN}'")
-        page.reload()
-        page.get_by_role("link", name="Work").click()
-        page.get_by_role("alert").get_by_text("of all users").wait_for()
         told.end()
+        page.get_by_role("button", name="Erase").wait_for()
+        page.evaluate(f"sessionStorage.clear(); location.hash = 'token={ANN}'")
+        with page.expect_response(lambda sent: sent.url.endswith("/caller") and sent.ok):
+            page.reload()
+        said = served.client.get("/caller", headers=headers).json()
+        assert said == {"scopes": ["append", "read"], "user_id": "ann"}
+        page.evaluate("location.hash = '#/sessions/talked'")
+        page.locator(".message").first.wait_for()
+        for role, name in (("link", "Work"), ("button", "Erase")):
+            assert page.get_by_role(role, name=name).count() == 0
+        page.evaluate("location.hash = '#/work'")
+        page.get_by_role("alert").get_by_text("of all users").wait_for()

@@ -87,6 +87,12 @@ async def metrics(shared: Shared, caller: Who) -> Response:
     return Response(text, media_type=_METRICS_TYPE)
 
 
+@router.get("/caller", response_model=shapes.CallerShape, responses=problems())
+async def who_asks(caller: Who) -> Response:
+    """Say what the token allows, and whose it is."""
+    return answer({"scopes": sorted(caller.scopes), "user_id": caller.only_user})
+
+
 @router.get("/work", response_model=shapes.Work, responses=problems())
 async def work(shared: Shared, caller: Who) -> Response:
     """List living servers and workers, what waits in queues, what servers have in flight."""

@@ -101,5 +101,6 @@ export async function search(values) {
   const { hits, titles } = await call(`search${query(values)}`);
   return { hits: hits.map((hit) => ({ ...hit, step: titled([hit.step], titles)[0] })) };
 }
+export const caller = () => call("caller");
 export const work = () => call("work");
 export const health = () => call("healthz");

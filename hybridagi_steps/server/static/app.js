@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { go, useAddress } from "./navigation.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
-import { Failure } from "./shared.js";
+import { Failure, useCaller } from "./shared.js";
 import { SessionList, SessionView } from "./views/sessions.js";
 import { CompareView } from "./views/compare.js";
 import { RunView } from "./views/run.js";
@@ -95,6 +95,13 @@ function Help({ onClose }) {
     </section></div>`;
 }
 
+function Views({ shown }) {
+  const { seesAll } = useCaller();
+  return html`<nav aria-label="Views">
+    ${VIEWS.filter(([key]) => key !== "work" || seesAll).map(([key, name]) => html`<a href=${`#/${key}`} aria-current=${key === shown ? "page" : undefined}>${name}</a>`)}
+  </nav>`;
+}
+
 function App() {
   const [inside, setInside] = useState(api.hasToken());
   const [help, setHelp] = useState(false);
@@ -108,9 +115,7 @@ function App() {
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
     <header class="top">
       <img src="static/icon.svg" alt="" width="26" height="26" /><strong>Step memory</strong>
-      <nav aria-label="Views">
-        ${VIEWS.map(([key, name]) => html`<a href=${`#/${key}`} aria-current=${key === shown ? "page" : undefined}>${name}</a>`)}
-      </nav>
+      <${Views} shown=${shown} />
       <span class="space"></span>
       <button type="button" class="quiet" onClick=${changeTheme} aria-label=${`Theme: ${theme}. Change`}>${{ auto: "◐", dark: "☾", light: "☀" }[theme]}</button>
       <button type="button" class="quiet" onClick=${() => setHelp(true)} aria-label="Keyboard help">?</button>

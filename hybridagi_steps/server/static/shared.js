@@ -26,6 +26,18 @@ export function useProgram() {
   return useLoaded(() => served, []).value ?? true;
 }
 
+// What the token allows; asked once for each token, nothing until it is known.
+const callers = new Map();
+export function useCaller() {
+  const token = api.headers().Authorization;
+  if (!callers.has(token)) callers.set(token, api.caller().catch(() => { callers.delete(token); return null; }));
+  const found = useLoaded(() => callers.get(token), [token]).value;
+  return {
+    may: (scope) => Boolean(found?.scopes.some((each) => each === scope || each === "admin")),
+    seesAll: Boolean(found) && found.user_id == null,
+  };
+}
+
 export const Chips = ({ metrics }) => {
   const found = chips(metrics);
   return found.length

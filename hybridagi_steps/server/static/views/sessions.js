@@ -4,7 +4,7 @@ import * as api from "../api.js";
 import { ago, amount, exactTime, messageText, newId, short } from "../format.js";
 import { address, go, link, to } from "../navigation.js";
 import { html, useCallback, useEffect, useRef, useState } from "../preact.js";
-import { Busy, Empty, Failure, Tabs, download, useLoaded, useProgram } from "../shared.js";
+import { Busy, Empty, Failure, Tabs, download, useCaller, useLoaded, useProgram } from "../shared.js";
 import { follow } from "../stream.js";
 import { Branches } from "./branches.js";
 import { Composer, Conversation, NoProgram } from "./conversation.js";
@@ -119,7 +119,7 @@ function Recorded({ id, runs, onErase }) {
   const all = async () => (await api.runs({ session_id: id, limit: MOST_RUNS })).runs.map((run) => run.run_id);
   const save = () => all().then(dataset).then((lines) => download(`${id}.jsonl`, lines)).catch(setError);
   return html`<section class="run" aria-label="Recorded session"><header class="bar"><a class="back" href=${to("sessions")}>← Sessions</a><h1 title=${id}>${short(id, 60)}</h1><span class="space"></span>
-      <button type="button" class="small quiet" onClick=${save}>Export</button><button type="button" class="small quiet" onClick=${onErase}>Erase</button></header>
+      <button type="button" class="small quiet" onClick=${save}>Export</button>${onErase && html`<button type="button" class="small quiet" onClick=${onErase}>Erase</button>`}</header>
     <${Failure} error=${error} />
     <p class="quiet-text">Recorded without messages: these are its ${amount(runs.length)} ${runs.length === 1 ? "run" : "runs"}.</p>
     <ul class="cards">${runs.map((run) => html`<li key=${run.run_id}><${RunCard} run=${run} /></li>`)}</ul></section>`;
@@ -164,6 +164,7 @@ export function SessionView({ id }) {
   const hasProgram = useProgram();
   const { live, problem, setProblem, read, join } = useLive(id, refresh);
   const { value, error, loading } = useLoaded(() => load(id), [id, version]);
+  const erasable = useCaller().may("delete");
   useEffect(() => {
     const running = value?.runs.find((run) => run.status === "running");
     if (running) join(running.run_id);
@@ -181,7 +182,7 @@ export function SessionView({ id }) {
 
   if (!id) return html`<${Empty} title="Choose a session">Or begin a new one; everything the program does is kept as steps.<//>`;
   const stored = value?.steps || [];
-  if (value && !value.known && value.runs.length && !live && value.runs.every((run) => run.status !== "running")) return html`<${Recorded} id=${id} runs=${value.runs} onErase=${erase} />`;
+  if (value && !value.known && value.runs.length && !live && value.runs.every((run) => run.status !== "running")) return html`<${Recorded} id=${id} runs=${value.runs} onErase=${erasable && erase} />`;
   if (value && !value.known && !value.runs.length && !live && !problem && !address().query.begin) return html`<${Empty} title="No such session">It may have been erased.<//>`;
   const streamed = new Set((live?.steps || []).map((step) => step.id));
   const kept = stored.filter((step) => !streamed.has(step.id) && (live?.kept == null || step.sequence <= live.kept));
@@ -192,7 +193,7 @@ export function SessionView({ id }) {
         <${Title} id=${id} title=${value?.details.title} otherwise=${short(messageText(stored.find((step) => step.role === "user")?.content), 90)} known=${value?.known} onChanged=${refresh} />
         ${live && !live.online && html`<span class="offline" role="status">Connection lost, trying again…</span>`}
         ${stored.length > 0 && !live && html`<button type="button" class="small quiet" onClick=${() => download(`${id}.jsonl`, stored)}>Export</button>
-          <button type="button" class="small quiet" onClick=${erase}>Erase</button>`}
+          ${erasable && html`<button type="button" class="small quiet" onClick=${erase}>Erase</button>`}`}
         <button type="button" class="details-button small" aria-expanded=${String(details)} onClick=${() => setDetails(!details)}>Details</button></header>
       <${Notes} of=${value?.details.metadata} />
       <${Busy} on=${loading && !stored.length} /><${Failure} error=${error} />
