@@ -102,9 +102,9 @@ def scripted_lm(script: Script | Mapping[str, Any] | None = None, **options: Any
             request and returns the reply. `request_text(request)` is what the request asks,
             `asked_fields(request)` which output fields; it has `system` and `messages`, of which
             each has a `role` and a `text`, `tools` and `config`. A reply is a text as it is, fields
-            by name, texts and `ToolCall`s in a list, or an error to raise. Or an answer for each
-            output field by its name: of a list the next one each time, from the start again after
-            the last. Fields that are not named get a plausible answer; a name that looks misspelt
+            by name, texts and each `ToolCall` in a list, or an error to raise. Or an answer for
+            each output field by its name: of a list the next one each time, from the start again
+            after the last. Fields that are not named get a plausible answer; a name that looks misspelt
             is told in the log.
         options: What `ScriptedLM` takes.
 

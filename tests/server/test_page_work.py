@@ -29,6 +29,10 @@ from hybridagi_steps.durable.session_runs import DurableRunner
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
 
+def tells_the_caller(sent: Any) -> bool:
+    return sent.url.endswith("/caller") and sent.ok
+
+
 def test_work_is_shown_and_goes_on_to_its_session(page: Any, tmp_path: Path) -> None:
     told = Told()
     with (
@@ -59,7 +63,7 @@ def test_work_is_shown_and_goes_on_to_its_session(page: Any, tmp_path: Path) -> 
         told.end()
         page.get_by_role("button", name="Erase").wait_for()
         page.evaluate(f"sessionStorage.clear(); location.hash = 'token={ANN}'")
-        with page.expect_response(lambda sent: sent.url.endswith("/caller") and sent.ok):
+        with page.expect_response(tells_the_caller):
             page.reload()
         said = served.client.get("/caller", headers=headers).json()
         assert said == {"scopes": ["append", "read"], "user_id": "ann"}
