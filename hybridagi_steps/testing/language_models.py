@@ -104,8 +104,8 @@ def scripted_lm(script: Script | Mapping[str, Any] | None = None, **options: Any
             each has a `role` and a `text`, `tools` and `config`. A reply is a text as it is, fields
             by name, texts and each `ToolCall` in a list, or an error to raise. Or an answer for
             each output field by its name: of a list the next one each time, from the start again
-            after the last. Fields that are not named get a plausible answer; a name that looks misspelt
-            is told in the log.
+            after the last. Fields that are not named get a plausible answer; a name that looks
+            misspelt is told in the log.
         options: What `ScriptedLM` takes.
 
     Example:
