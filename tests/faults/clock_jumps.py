@@ -62,6 +62,10 @@ def jump(chance: random.Random) -> None:
         def now(cls, tz: tzinfo | None = None) -> Any:
             return now.fromtimestamp(jumped(), tz or UTC)
 
+        @classmethod
+        def fromisoformat(cls, date_string: str, /) -> Any:
+            return now.fromisoformat(date_string)  # no object of this class: nothing keeps such
+
     time.time = jumped
     for name, module in list(sys.modules.items()):
         if name.startswith("hybridagi_steps") and getattr(module, "datetime", None) is now:
