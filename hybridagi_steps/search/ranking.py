@@ -24,6 +24,7 @@ from hybridagi_steps.search.formulas import (
     QUESTION_COST,
     UNDATED_COST,
     Aim,
+    Formula,
     Mode,
     carried,
     formulas,
@@ -31,6 +32,8 @@ from hybridagi_steps.search.formulas import (
 )
 from hybridagi_steps.search.forward_index import Scores
 from hybridagi_steps.search.score_parts import (
+    ELSEWHERE,
+    OWN,
     AskedText,
     Places,
     ReadIndex,
@@ -80,30 +83,45 @@ class RankedRow:
     score: float
     dense: float | None
     lexical: float | None
-    own_words: dict[str, str]
-    """Stems of the query that the row's own text holds, each with the word as the query has it."""
-    glimpsed_words: dict[str, str]
-    """Those that only the glimpse of the step before holds, or what no text shows of the step."""
+    written: dict[str, str]
+    """Stems of the query, each with the word as the query has it."""
+    held: npt.NDArray[np.int8]
+    """Of each of them, whether the row holds it; see `ScoreParts.held`."""
     same: bool
     """Whether it says what the query says."""
     spread: bool
     """Whether a neighbour's match counts more than its own."""
     parts: dict[str, float]
     """Value of each part of the score that was looked at; see `formulas.PARTS`."""
-    carried: list[str]
-    """Parts that made a telling share of the score, in the order of the formula."""
+    formula: Formula
+    """By which they made the score."""
+
+    @property
+    def own_words(self) -> dict[str, str]:
+        """The stems that its own text holds."""
+        return self._words(OWN)
+
+    @property
+    def glimpsed_words(self) -> dict[str, str]:
+        """Those that only the glimpse of the step before holds, or what no text shows of it."""
+        return self._words(ELSEWHERE)
+
+    def _words(self, where: int) -> dict[str, str]:
+        known = zip(self.written.items(), self.held.tolist(), strict=True)
+        return dict(word for word, held in known if held == where)
 
     def why(self, own: Collection[str] = ()) -> str:
         """Return what matched, in words; `own` are glimpsed stems that stand in the step, too."""
-        here = {**self.own_words, **{s: w for s, w in self.glimpsed_words.items() if s in own}}
-        before = {s: w for s, w in self.glimpsed_words.items() if s not in own}
+        glimpsed = self.glimpsed_words
+        here = {**self.own_words, **{s: w for s, w in glimpsed.items() if s in own}}
+        before = {s: w for s, w in glimpsed.items() if s not in own}
         meaning = self.dense is not None and self.dense > 0
         reasons = [
             "same text" if self.same else "",
             _named("words", here),
             _named("words of the step before", before),
             f"meaning {self.dense:.2f}" if meaning else "",
-            *(_REASONS[name] for name in self.carried if name in _REASONS),
+            *(_REASONS[n] for n in carried(self.parts, self.formula) if n in _REASONS),
             "next to a match" if self.spread else "",
         ]
         return "; ".join(filter(None, reasons)) or "near the query"
@@ -350,41 +368,37 @@ class _Answer:
 
     def _ranked(self, scored: _Scored, chosen: Places) -> list[RankedRow]:
         rows = self.values.choose(scored.rows, chosen)
-        dense, lexical = self.values.cosines(rows), self.values.lexical(rows)
-        own, glimpsed = self._matched_words(rows)
+        words = bool(self.values.query.stems)
+        written = written_words(self.query.text) if words else {}
         turns = self.index.turns.places(rows) >= 0
-        known = {n: values[chosen].round(4).tolist() for n, values in scored.parts.items()}
-        hits: list[RankedRow] = []
-        for number, place in enumerate(chosen.tolist()):
-            parts = {name: values[number] for name, values in known.items()}
-            parts = {name: value for name, value in parts.items() if not isnan(value)}
-            formula = self.of_turns if turns[number] else self.of_steps
-            hits.append(
-                RankedRow(
-                    row=int(rows[number]),
-                    score=float(scored.score[place]),
-                    dense=None if np.isnan(dense[number]) else float(dense[number]),
-                    lexical=float(lexical[number]) if self.values.query.stems else None,
-                    own_words=own[number],
-                    glimpsed_words=glimpsed[number],
-                    same=bool(scored.exact[place]),
-                    spread=bool(scored.spread[place]),
-                    parts=parts,
-                    carried=carried(parts, formula),
-                )
+        parts = np.array([values[chosen] for values in scored.parts.values()]).round(4).T
+        each = zip(
+            rows.tolist(),
+            scored.score[chosen].tolist(),
+            self.values.cosines(rows).tolist(),
+            self.values.lexical(rows).tolist(),
+            self.values.held(rows, [*written]),
+            scored.exact[chosen].tolist(),
+            scored.spread[chosen].tolist(),
+            parts.tolist(),
+            [self.of_turns if turn else self.of_steps for turn in turns.tolist()],
+            strict=True,
+        )
+        return [
+            RankedRow(
+                row=row,
+                score=score,
+                dense=None if isnan(dense) else dense,
+                lexical=lexical if words else None,
+                written=written,
+                held=held,
+                same=same,
+                spread=spread,
+                parts={n: v for n, v in zip(scored.parts, values, strict=True) if v == v},
+                formula=formula,
             )
-        return hits
-
-    def _matched_words(self, rows: Rows) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-        """Return for each row the words of the query it holds: its own, and all other ones."""
-        own: list[dict[str, str]] = [{} for _ in rows]
-        others: list[dict[str, str]] = [{} for _ in rows]
-        if not self.values.query.stems:
-            return own, others
-        written = written_words(self.query.text)
-        for place, stem, itself in self.values.held(rows, [*written]):
-            (own if itself else others)[place][stem] = written[stem]
-        return own, others
+            for row, score, dense, lexical, held, same, spread, values, formula in each
+        ]
 
 
 def _best_neighbours(index: ReadIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:

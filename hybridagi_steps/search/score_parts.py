@@ -7,7 +7,7 @@ around, no session and no tool is read that the search may not show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -41,6 +41,9 @@ AROUND = 2
 """Turns before and after a turn that belong to its wide window."""
 BRANCHES = 4
 """Followers of a turn that are looked at, where a conversation was forked."""
+
+ELSEWHERE, OWN = 1, 2
+"""Where a row holds a word: in its window alone, or in its own text."""
 
 Places = npt.NDArray[np.intp]
 _OF_STATE = ("state_words", "state_meaning")
@@ -158,16 +161,19 @@ class ScoreParts:
         """Return the BM25 score of each row's window."""
         return self._words(rows).scores
 
-    def held(self, rows: Rows, stems: Sequence[str]) -> Iterator[tuple[int, str, bool]]:
-        """Yield the place of a row, a stem of the query it holds, and whether its own text does."""
+    def held(self, rows: Rows, stems: Sequence[str]) -> npt.NDArray[np.int8]:
+        """Return where rows hold stems of the query, shape (rows, stems): `OWN`, `ELSEWHERE`, 0."""
+        if not stems:
+            return np.zeros((len(rows), 0), np.int8)
         own = self._own_counts(rows, stems)[0] > 0
         counts = np.full(own.shape, -1.0)
         for match, often in zip(self._matches, self._words(rows).counts, strict=True):
             slots = match.slots(stems)
             (known,) = (slots >= 0).nonzero()
             counts[:, known] = np.maximum(counts[:, known], often[:, slots[known]])
-        for place, number in np.argwhere(counts >= 0).tolist():
-            yield place, stems[number], bool(own[place, number] or counts[place, number] == 0)
+        # What stands in no window, but further on, is the row's own as well.
+        held = np.where(own | (counts == 0), OWN, ELSEWHERE)
+        return np.where(counts >= 0, held, 0).astype(np.int8)
 
     def cosines(self, rows: Rows) -> Scores:
         """Return the cosine of each row with the query, NaN where there is none."""

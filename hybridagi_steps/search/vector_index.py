@@ -57,7 +57,7 @@ CODE_BATCH = 2_048
 """Fresh rows are scanned exactly until there are so many, then encoded at once."""
 FETCH = 160
 """Candidates fetched first; at least `FETCH_PER_RESULT` per result wanted. With 80 more searches
-need a second look, with 320 the first takes longer; both are slower at 10,000 and at 100,000 rows."""
+need a second look, with 320 the first takes longer; both are slower at 10,000 and 100,000 rows."""
 FETCH_PER_RESULT, WIDER, NEAR_SHARE = 4, 2, 2
 """When those at hand do not settle it, `WIDER` times as many are fetched; they do if the best k
 stand among one in `NEAR_SHARE` of them. With 10, 3 and 4, recall@50 is .99993 of 100,000 steps and
