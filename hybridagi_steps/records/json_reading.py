@@ -24,6 +24,8 @@ _NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
 _TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
 _MILLISECONDS_FROM = 1e11
 """Epoch numbers above this are milliseconds: as seconds they would lie after the year 5100."""
+_SECONDS_FROM = 315_532_800
+"""Those below it, the beginning of 1980, are none: 20261101 is a day, written as a number."""
 
 
 class BadRecordError(ValueError):
@@ -129,7 +131,7 @@ def time_of(values: Mapping[str, Any], *keys: str) -> datetime | None:
         if isinstance(value, str):
             read = datetime.fromisoformat(value)
             return read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and value >= _SECONDS_FROM:
             seconds = value / 1_000 if value > _MILLISECONDS_FROM else value
             return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
