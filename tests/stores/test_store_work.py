@@ -161,6 +161,24 @@ def test_what_finds_nothing_new_does_not_grow_with_the_memory(
     assert ran[1] <= ran[0] + 2
 
 
+def test_a_search_among_messages_reads_no_other_conversation(
+    memory: StepMemory, work: Work
+) -> None:
+    """Whose a message is, its run and session say; SQLite read every step there was for that."""
+    sessions, ran = memory.repository(), list[int]()
+    for first in (0, 400):
+        for n in range(first, first + 400):
+            asked = made(30_000 + n, run_id=f"chat-{n}", user_id=f"u{n}")
+            answer = message(f"{n} is booked", "assistant", run_id=f"chat-{n}")
+            sessions.store.commit(f"s{n}", [message(f"book {n}"), answer], [asked])
+        memory.flush()
+        for _ in range(2):
+            assert memory.search("book 7 is booked", where={"kinds": ["message"]})
+        work.of(lambda: memory.search("book 7 is booked", where={"kinds": ["message"]}))
+        ran.append(work.ran)
+    assert ran[1] <= ran[0] + 2
+
+
 def test_words_wait_for_no_disk_and_steps_do(
     memory: StepMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,11 +65,13 @@ _NAMING = f"""SELECT k.session_id, {_COLUMNS} FROM step_view k
 _OF_RUNS = f"""SELECT k.run_id, {_COLUMNS} FROM step_view k
     WHERE k.namespace = ? AND k.run_id {_SOME}"""  # noqa: S608 - no value in it
 _ALONE = f"SELECT k.row, {_COLUMNS} FROM step_view k WHERE k.namespace = ? AND k.row {_SOME}"  # noqa: S608 - no value in it
-_RUNS_IN_SESSIONS = f"""SELECT DISTINCT k.run_id FROM step_view k
-    WHERE k.namespace = ? AND k.run_id {_SOME} AND (k.branch_id IS NOT NULL OR EXISTS (
-        SELECT 1 FROM session s WHERE s.namespace = k.namespace AND s.id = k.session_id))"""  # noqa: S608 - no value in it
-_NEWER_RUNS = f"""SELECT run_id FROM step_view WHERE namespace = ? AND run_id {_SOME}
-    GROUP BY run_id HAVING max(created_at) >= ?"""  # noqa: S608 - no value in it
+_RUNS_IN_SESSIONS = f"""WITH named AS MATERIALIZED (SELECT k.run_id FROM step_view k
+        WHERE k.namespace = ? AND k.run_id {_SOME} AND (k.branch_id IS NOT NULL OR EXISTS (
+            SELECT 1 FROM session s WHERE s.namespace = k.namespace AND s.id = k.session_id)))
+    SELECT DISTINCT run_id FROM named"""  # noqa: S608 - no value in it
+_NEWER_RUNS = f"""WITH named AS MATERIALIZED (SELECT run_id, created_at FROM step_view
+        WHERE namespace = ? AND run_id {_SOME})
+    SELECT run_id FROM named GROUP BY run_id HAVING max(created_at) >= ?"""  # noqa: S608 - no value in it
 _PINNED_STEPS = StepFilter(metadata={PINNED: True}, scope=EVERY_SCOPE)
 
 

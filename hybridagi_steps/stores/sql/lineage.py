@@ -60,11 +60,13 @@ _STEPS = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence <= ?"""
 _PLACE = "SELECT branch_id, sequence FROM message WHERE namespace = ? AND id = ?"
 # Sessions that point at a branch or at one below it; of a user also no fork of others.
-_READERS = """WITH RECURSIVE below(id) AS (
-        SELECT CAST(:branch AS BIGINT) UNION SELECT b.id FROM below JOIN branch b
+_READERS = """WITH RECURSIVE below(id, session_id) AS (
+        SELECT id, session_id FROM branch WHERE id = :branch
+        UNION SELECT b.id, b.session_id FROM below JOIN branch b
             ON b.parent_id = below.id AND b.reach > 0)
-    SELECT s.id, s.branch_id FROM below JOIN session s ON s.branch_id = below.id
-    WHERE s.namespace = :namespace AND (CAST(:user AS TEXT) IS NULL OR s.user_id IS NULL
+    SELECT s.id, s.branch_id FROM below JOIN session s
+        ON s.namespace = :namespace AND s.id = below.session_id AND s.branch_id = below.id
+    WHERE (CAST(:user AS TEXT) IS NULL OR s.user_id IS NULL
         OR s.user_id = :user OR s.id = (SELECT session_id FROM branch WHERE id = :branch))
     ORDER BY s.created_at"""
 _PINNED = """SELECT sequence, id FROM agent_step

@@ -36,17 +36,20 @@ from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.where import scalar_kind
 
-_USERS_OF_RUNS = """SELECT DISTINCT run_id, user_id FROM step_view
-    WHERE namespace = ? AND run_id <> '' AND run_id IN (SELECT value FROM json_each(?))
-    AND user_id IS NOT NULL"""
+_USERS_OF_RUNS = """WITH named AS MATERIALIZED (SELECT run_id, user_id FROM step_view
+        WHERE namespace = ? AND run_id <> '' AND run_id IN (SELECT value FROM json_each(?))
+        AND user_id IS NOT NULL)
+    SELECT DISTINCT run_id, user_id FROM named"""
+"""DISTINCT beside the view itself would make SQLite read all steps there are."""
 _USERS_OF_SESSIONS = """SELECT b.session_id, k.user_id FROM branch b
     JOIN agent_step s ON s.namespace = b.namespace AND s.branch_id = b.id
     JOIN step_view k ON k.namespace = s.namespace AND k.row = s.row
     WHERE b.namespace = ? AND b.session_id IN (SELECT value FROM json_each(?))
     AND k.user_id IS NOT NULL"""
-_USERS_OF_NAMES = """SELECT DISTINCT session_id, user_id FROM step_view
-    WHERE namespace = ? AND session_id IS NOT NULL AND branch_id IS NULL
-    AND session_id IN (SELECT value FROM json_each(?)) AND user_id IS NOT NULL"""
+_USERS_OF_NAMES = """WITH named AS MATERIALIZED (SELECT session_id, user_id FROM step_view
+        WHERE namespace = ? AND session_id IS NOT NULL AND branch_id IS NULL
+        AND session_id IN (SELECT value FROM json_each(?)) AND user_id IS NOT NULL)
+    SELECT DISTINCT session_id, user_id FROM named"""
 """Of steps that name a session and were recorded before it had messages."""
 _SESSIONS = """WITH RECURSIVE line(branch_id, id, parent_id, session_id) AS (
         SELECT id, id, parent_id, session_id FROM branch
