@@ -10,7 +10,7 @@ Reference: Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -109,6 +109,15 @@ class ReadWords(NamedTuple):
     found: FoundTerms
 
 
+class Grouping(NamedTuple):
+    """Documents in groups."""
+
+    group_of: npt.NDArray[np.int32]
+    """The group of each position, -1: in none."""
+    words: npt.NDArray[Any]
+    """How many words each group has."""
+
+
 class LexicalIndex:
     """The words of documents, each known by its row number. Not thread-safe by itself."""
 
@@ -126,6 +135,7 @@ class LexicalIndex:
         self._documents, self._words = 0, 0
         self._ascending = True
         self._by_row: tuple[Rows, npt.NDArray[np.int64]] | None = None
+        self._grouping: tuple[Rows, npt.NDArray[Any], Grouping] | None = None
 
     def __len__(self) -> int:
         """Number of live documents."""
@@ -180,7 +190,7 @@ class LexicalIndex:
         self._reserve(len(rows))
         self._rows[self._size : end], self._lengths[self._size : end] = rows, lengths
         self._live[self._size : end] = True
-        self._size, self._by_row = end, None
+        self._size, self._by_row, self._grouping = end, None, None
         self._documents, self._words = self._documents + len(rows), self._words + int(lengths.sum())
 
     def remove(self, rows: Rows) -> int:
@@ -189,7 +199,7 @@ class LexicalIndex:
         positions = np.unique(positions[positions >= 0])
         if not len(positions):
             return 0
-        self._live[positions] = False
+        self._live[positions], self._grouping = False, None
         self._documents -= len(positions)
         self._words -= int(self._lengths[positions].sum(dtype=np.float64))
         for start in range(0, len(positions), _AT_ONCE):
@@ -264,36 +274,35 @@ class LexicalIndex:
         """Own words of the average document, removed ones included until they go."""
         return self.forward.all_own / self._size if self._size else 0.0
 
-    def grouped(
-        self, terms: Sequence[str], rows: Rows, groups: npt.NDArray[Any], count: int
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
-        """Count terms in groups of documents, each taken as one text.
+    def grouping(self, rows: Rows, groups: npt.NDArray[Any], count: int) -> Grouping:
+        """Return documents in groups, each taken as one text; the last answer is remembered.
 
         Args:
-            terms: What to count.
             rows: The documents; those not held are skipped.
             groups: The group of each of them, below `count`.
             count: How many groups there are.
-
-        Returns:
-            How often each group has each term, shape (groups, terms), and the words of each group.
         """
-        positions = self.positions_of(rows)
-        group_of = np.full(self._size, -1, np.int64)
-        group_of[positions[positions >= 0]] = groups[positions >= 0]
-        held = group_of >= 0
-        lengths = np.bincount(group_of[held], self._lengths[: self._size][held], minlength=count)
-        counts = np.zeros((count, len(terms)))
+        known = self._grouping
+        if known is None or known[0] is not rows or known[1] is not groups:
+            positions = self.positions_of(rows)
+            group_of = np.full(self._size, -1, np.int32)
+            group_of[positions[positions >= 0]] = groups[positions >= 0]
+            held = group_of >= 0
+            words = np.bincount(group_of[held], self._lengths[: self._size][held], minlength=count)
+            known = self._grouping = rows, groups, Grouping(group_of, words)
+        return known[2]
+
+    def in_groups(
+        self, terms: Sequence[str], grouping: Grouping
+    ) -> Iterator[tuple[int, npt.NDArray[np.int32], npt.NDArray[Any]]]:
+        """Yield the place of a term, groups in which it stands, and how often, a part at a time."""
         numbers = self.numbers(terms)
         (known,) = (numbers >= 0).nonzero()
         for part in self.found(numbers[known], 1.0):
             for place, posting in zip(known.tolist(), part.postings, strict=True):
-                group = group_of[part.block][posting.positions]
-                of_group = group >= 0
-                counts[:, place] += np.bincount(
-                    group[of_group], posting.counts[of_group], minlength=count
-                )
-        return counts, lengths
+                groups = grouping.group_of[part.block][posting.positions]
+                held = (groups >= 0) & (posting.counts > 0)
+                yield place, groups[held], posting.counts[held]
 
     def merge(self) -> None:
         """Drop removed documents, and words that none holds any more; give all a block."""
@@ -313,7 +322,7 @@ class LexicalIndex:
         self._rows = self._rows[: self._size][live]
         self._lengths = self._lengths[: self._size][live]
         self._blocks.renumber(live, renumbered, self.forward, self._lengths, self.average_length)
-        self._size, self._by_row = len(self._rows), None
+        self._size, self._by_row, self._grouping = len(self._rows), None, None
         self._ascending = _ascend(self._rows)
         self._live = np.ones(self._size, np.bool_)
 

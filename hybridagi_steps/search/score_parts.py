@@ -309,24 +309,31 @@ class ScoreParts:
     def _session(self, rows: Rows) -> Scores:
         """Score the session of each turn: all its turns that may be shown, as one text."""
         turns, terms = self.index.turns, self.query.terms
-        shown = np.arange(len(turns.rows))
+        shown, sessions, count = turns.rows, turns.sessions, turns.session_count
         if self.scope.rows is not None:
-            shown = shown[among(turns.rows, self.scope.rows)]
-        counts, lengths = np.zeros((turns.session_count, len(terms))), np.zeros(turns.session_count)
+            kept = among(shown, self.scope.rows)
+            shown, sessions = shown[kept], sessions[kept]
+        wanted, place = np.unique(turns.sessions[turns.places(rows)], return_inverse=True)
+        slot = np.full(count, -1, np.int32)
+        slot[wanted] = np.arange(len(wanted))
+        counts, words = np.zeros((len(wanted), len(terms))), np.zeros(count)
+        holding = np.zeros((len(terms), count), np.bool_)
         for lexical in self._lexicals:
-            of_session, length = lexical.grouped(
-                terms, turns.rows[shown], turns.sessions[shown], turns.session_count
-            )
-            counts += of_session
-            lengths += length
-        known = int((lengths > 0).sum())
+            grouping = lexical.grouping(shown, sessions, count)
+            words += grouping.words
+            for term, groups, often in lexical.in_groups(terms, grouping):
+                holding[term, groups] = True
+                asked = slot[groups]
+                here = asked >= 0
+                counts[:, term] += np.bincount(asked[here], often[here], minlength=len(wanted))
+        known = int(np.count_nonzero(words))
         if self.index.whole or not known:
-            weights = inverse_frequency(known, (counts > 0).sum(axis=0))
+            weights = inverse_frequency(known, np.count_nonzero(holding, axis=1))
         else:
             statistics = self._own_history().statistics(terms)
             weights = statistics.group_weights(terms, len(shown) / known)
-        scores = bm25(counts, lengths, weights, float(lengths.sum()) / max(known, 1))
-        return _to_best(scores[turns.sessions[turns.places(rows)]])
+        scores = bm25(counts, words[wanted], weights, float(words.sum()) / max(known, 1))
+        return _to_best(scores[place])
 
     def _speaker(self, rows: Rows) -> Scores:
         turns = self.index.turns
