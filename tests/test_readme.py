@@ -153,7 +153,7 @@ def test_pages_are_written_between_their_marks_from_the_numbers_there_are(
     emptied = README.replace(readme.inside(README, "bench"), "old numbers")
     readme.README.write_text(emptied, "utf-8")
     with pytest.raises(ExchangeError, match="no measurement 'speed'"):
-        readme.measure(only="lexical,speed")
+        readme.measure(only="embed,speed")
     readme.measure(only="none")
     assert readme.README.read_text("utf-8") == README
 
@@ -175,7 +175,8 @@ def test_only_what_is_asked_for_is_measured_again(
         return {**kept[name], "measured_at": "now"}
 
     monkeypatch.setattr(readme, "_measured_alone", measured)
-    readme.measure(only="search,embed", million=True)
-    assert asked == [("search", ["--million"]), ("embed", [])]
+    readme.measure(only="search,scaling,embed", million=True, workdir="built")
+    scaling = ["--million", "--workdir", "built"]
+    assert asked == [("search", ["--million"]), ("scaling", scaling), ("embed", [])]
     changed = json.loads(readme.RESULTS.read_text("utf-8"))
-    assert {name for name in kept if changed[name] != kept[name]} == {"search", "embed"}
+    assert {n for n in kept if changed[n] != kept[n]} == {"search", "scaling", "embed"}

@@ -26,7 +26,8 @@ _QUESTIONS = {
     "write": "What storing a step costs, beside a bare SQLite insert and others that keep steps.",
     "search": "How fast search is, with and without filters, beside a scan and other indexes.",
     "scaling": "How what each operation costs grows with the memory, and with a session.",
-    "lexical": "How fast words are matched, beside SQLite's full-text index.",
+    "lexical": "How fast words are matched, and in what memory, beside SQLite FTS5 and tantivy.",
+    "turns": "What a message costs in a session, and in pieces, beside others that keep sessions.",
     "embed": "How many real step texts a second each embedder turns into vectors.",
     "recorder": "What recording adds to a DSPy program's own time, beside MLflow's autolog.",
     "interpreter": "What a graph program costs above its language model calls.",
@@ -40,6 +41,7 @@ _QUESTIONS = {
     "copying": "What copying a memory costs, from files and PostgreSQL to either.",
     "capacity": "What a step costs a database, and a year of many namespaces takes of many.",
     "postgres_peers": "What steps take on one PostgreSQL server, beside others that use it.",
+    "postgres_scaling": "How opening, and adding with a search, grow with a memory in PostgreSQL.",
     "install": "What `pip install .` brings, how heavy it is, and which dependency brings it.",
     "readme": "Measure everything and write the numbers into README and documentation here.",
 }

@@ -14,6 +14,9 @@ from typing import Any
 from tests.benchmarks.peers import OURS
 from tests.benchmarks.postgres_tables import tables as postgres_tables
 from tests.benchmarks.recorder import peer_table as recorder_table
+from tests.benchmarks.scaling_process import SEARCH
+from tests.benchmarks.scaling_tables import server_tables
+from tests.benchmarks.scaling_tables import tables as scaling_tables
 from tests.benchmarks.search_peers import ADDS, KNOWN, NUMPY
 from tests.benchmarks.search_peers import peer_tables as search_tables
 from tests.benchmarks.tables import Table, markdown
@@ -183,12 +186,10 @@ def headline(results: Results) -> str:
     ndcg = results["quality"]["mean"]["ndcg"]
     append = results["write"]["peers"]["append"]["full"]
     loop = results["write"]["peers"]["loops"]["full"]["400"]
-    size, search = list(results["search"]["steps"].items())[-1]
+    size = list(results["search"]["steps"])[-1]
     peers = results["search"]["peers"]["sizes"][size]["peers"]
     nearest = {name: row.get("everything", row) for name, row in peers.items()}
     ours, count = nearest[OURS], f"{int(size):,} steps"
-    hybrid, first = search["search"]["hybrid"]["p50_ms"], search["first_search"]["answered_ms"]
-    words = results["lexical"]["steps"][size]
     rows = [
         [
             "right steps found: mean nDCG@10 of six tasks",
@@ -207,16 +208,7 @@ def headline(results: Results) -> str:
             _others(_only(loop, _BY_HAND, _STORE, _SESSION, _SAVER), "cpu_ratio"),
         ],
         _recording(results)[-1],
-        [
-            f"hybrid search of {count}, p50; first answer of a fresh process",
-            f"{hybrid:.1f} ms; {first:.0f} ms",
-            "",
-        ],
-        [
-            f"word search of {count}",
-            f"{words['ours_ms']:.1f} ms",
-            f"SQLite FTS5 {_times(words['times_faster'])}",
-        ],
+        *_largest(results["scaling"]),
         [
             f"nearest vectors of {count}",
             f"{ours['wall_ms']:.2f} ms, recall {ours['recall']:.3f}",
@@ -227,6 +219,34 @@ def headline(results: Results) -> str:
     conditions = f"On {results['search']['machine']}: CPU of writers, wall time of searches"
     every = "[all numbers, and what was missed](.github/docs/benchmarks.md)"
     return f"{table}\n\n{conditions}; above 1x we are cheaper. See {every}."
+
+
+def _largest(found: Results) -> list[list[str]]:
+    """Return rows of the largest sizes of `benchmarks scaling`."""
+    steps, words = found["steps"], found["words"]
+    sizes = list(steps)[-2:]
+    counted = " and ".join(f"{int(size):,}" for size in sizes)
+    beside = {"SQLite FTS5": ("times_faster",), "tantivy": ("tantivy", "ratio")}
+    ratios = {name: [_at(size, *path)(words) for size in sizes] for name, path in beside.items()}
+    return [
+        [
+            f"hybrid search of {counted} steps, p50; first answer of a fresh process",
+            "; ".join(
+                ", ".join(f"{steps[size][what]['p50_ms']:{form}} ms" for size in sizes)
+                for what, form in (("search, hybrid", ".1f"), (SEARCH, ".0f"))
+            ),
+            "",
+        ],
+        [
+            f"word search of {counted} steps",
+            ", ".join(f"{words[size]['ours_ms']:.1f} ms" for size in sizes),
+            "; ".join(
+                f"{name} {', '.join(_times(each) for each in found if each)}"
+                for name, found in ratios.items()
+                if any(found)
+            ),
+        ],
+    ]
 
 
 def comparison(results: Results) -> str:
@@ -245,6 +265,14 @@ def details(results: Results) -> str:
         recorder_table(results["recorder"]["peers"]),
     ]
     return "\n\n".join(_with_notes(table) for table in tables)
+
+
+def on_sizes(results: Results) -> str:
+    """Return the tables of what grows as Markdown, and the machine they were measured on."""
+    found, server = results["scaling"], results.get("postgres_scaling")
+    every = [*scaling_tables(found), *(server_tables(server) if server else ())]
+    load = f"load average before: {found['load_average']}"
+    return "\n\n".join([*map(_with_notes, every), f"On {found['machine']}; {load}."])
 
 
 def on_postgres(results: Results) -> str:

@@ -8,7 +8,7 @@ life. A step's inputs and outputs are one KB of JSON. Quality is never measured 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,9 @@ from uuid import UUID
 import orjson
 
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
+from hybridagi_steps.messages.agent_steps import to_messages
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.step_text import cut
 
 PAYLOAD_BYTES = 1024
@@ -81,6 +83,21 @@ def made_conversations(messages: int) -> Iterator[dict[str, Any]]:
             role = "assistant" if number % 2 else "user"
             said.append({"role": role, "content": text[:MESSAGE_BYTES]})
         yield {"messages": said}
+
+
+def spoken(count: int) -> list[str]:
+    """Return texts of the shipped runs, each with its number: nobody says one thing 900 times."""
+    steps = to_messages(shipped_steps(), session_id="shipped", carry=False)
+    texts = [message.content for message in steps if isinstance(message.content, str)]
+    return [f"{texts[n % len(texts)]} ({n})" for n in range(count)]
+
+
+def messages_of(session: str, said: Sequence[str]) -> list[Step]:
+    """Return what a user and an assistant said in turn as messages of a session."""
+    roles = (MessageRole.USER, MessageRole.ASSISTANT)
+    return [
+        Step(session_id=session, role=roles[n % 2], content=text) for n, text in enumerate(said)
+    ]
 
 
 def real_steps(count: int, *, first: int = 0, run_id: str | None = None) -> list[AgentStep]:

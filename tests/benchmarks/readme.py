@@ -15,10 +15,21 @@ import orjson
 
 from hybridagi_steps.errors import ExchangeError
 from tests.benchmarks import CHECKOUT
-from tests.benchmarks.comparison import comparison, details, headline, margins, on_postgres
+from tests.benchmarks.comparison import (
+    comparison,
+    details,
+    headline,
+    margins,
+    on_postgres,
+    on_sizes,
+)
+from tests.benchmarks.goals import goals
 from tests.benchmarks.tables import markdown, print_json
 
-MEASUREMENTS = ("quality", "write", "search", "recorder", "lexical", "embed", "postgres_peers")
+MEASUREMENTS = (
+    *("quality", "write", "search", "scaling", "recorder", "embed", "http"),
+    *("postgres_peers", "postgres_scaling"),
+)
 README = Path("README.md")
 PAGE = Path(".github", "docs", "benchmarks.md")
 RESULTS = Path(".github", "measured.json")
@@ -36,13 +47,14 @@ def report(json_output: bool = False, **options: Any) -> None:
         print_json(results)
 
 
-def measure(only: str = "", million: bool = False) -> dict[str, Any]:
+def measure(only: str = "", million: bool = False, workdir: str = "") -> dict[str, Any]:
     """Return all results: those of the last run, with some (or all) measured again.
 
     Args:
         only: The measurements to repeat, with commas between them; by default all of them. `none`
             writes the pages anew from the numbers there are.
-        million: Search also among 1,000,000 vectors.
+        million: Measure also 1,000,000 vectors, and steps.
+        workdir: Folder in which `scaling` keeps what it built for the next time.
 
     Raises:
         ExchangeError: This folder is no checkout, or there is no such measurement.
@@ -55,7 +67,8 @@ def measure(only: str = "", million: bool = False) -> dict[str, Any]:
         raise ExchangeError(f"no measurement {unknown[0]!r}; there are {', '.join(MEASUREMENTS)}.")
     results: dict[str, Any] = orjson.loads(RESULTS.read_bytes()) if RESULTS.is_file() else {}
     for name in asked:
-        more = ["--million"] if million and name == "search" else []
+        more = ["--million"] if million and name in ("search", "scaling") else []
+        more += ["--workdir", workdir] if workdir and name == "scaling" else []
         results[name] = _measured_alone(name, more)
         option = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
         RESULTS.write_bytes(orjson.dumps(results, option=option))
@@ -75,6 +88,8 @@ def sections(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "bench": tables(results),
             "comparison": comparison(results),
             "margins": margins(results),
+            "goals": goals(results),
+            "scaling": on_sizes(results),
             "peers": details(results),
             "postgres": on_postgres(results),
         },
@@ -127,7 +142,6 @@ def _costs(results: dict[str, Any]) -> str:
     """What the rest costs, one line per question."""
     write, recorder = results["write"], results["recorder"]
     size, search = list(results["search"]["steps"].items())[-1]
-    words = results["lexical"]["steps"][size]
     count = f"{int(size):,} steps"
     index = search["index"]
     rows = [
@@ -149,14 +163,6 @@ def _costs(results: dict[str, Any]) -> str:
             f"{write['disk']['ratio_indexed']:.2f} with words, keys and embeddings",
         ],
         [
-            f"hybrid search at {count}, p50",
-            f"{search['search']['hybrid']['p50_ms']:.1f} ms",
-        ],
-        [
-            f"open {count} in a fresh process and answer the first search, imports done",
-            f"{search['first_search']['answered_ms']:.0f} ms",
-        ],
-        [
             f"index call at {count} beside NumPy over everything",
             f"{index['everything']['times_faster']:.1f}x faster, "
             f"recall@10 {index['everything']['recall']:.4f}",
@@ -165,10 +171,6 @@ def _costs(results: dict[str, Any]) -> str:
             f"the same within a filter of 1 % of {count}",
             f"{index['filtered']['times_faster']:.1f}x faster, "
             f"recall@10 {index['filtered']['recall']:.4f}",
-        ],
-        [
-            f"word search at {count} beside SQLite FTS5",
-            f"{words['times_faster']:.0f}x faster",
         ],
         [
             "recorder per step above DSPy's own dispatch, CPU",

@@ -6,7 +6,9 @@ asked for once: a first filter is the first of a process, not of the memory's li
 finds its modules compiled, as it does wherever it ran before. What a process does once (open, its
 first search by a filter, its first search after an add) is timed in fresh processes, all else over
 many calls of one process; see scaling_process.py. `growth` is how many times as much CPU the
-largest size takes as the one a decade below it: 10 is linear, 1 is flat.
+largest size takes as the one a decade below it: 10 is linear, 1 is flat. Words stand beside FTS5
+and tantivy (lexical.py), turns beside the sessions of others (turns.py), vectors beside other
+indexes where they are asked for (search_peers.py), which takes long at a million.
 
 Bytes on disk are those of the database with the cache of its index. An imported chat is measured by
 itself, and what a memory takes that holds nothing yet (pages of empty tables) is told apart: of a
@@ -33,7 +35,7 @@ import orjson
 from hybridagi_steps.exchange.importer import import_file
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.search.index_cache import load_cache
-from tests.benchmarks import CHECKOUT, lexical
+from tests.benchmarks import CHECKOUT, lexical, turns
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import (
     MESSAGE_BYTES,
@@ -42,6 +44,7 @@ from tests.benchmarks.corpus import (
     made_queries,
     made_steps,
 )
+from tests.benchmarks.peers import OURS, SEARCHERS, TALKERS, check_names, chosen
 from tests.benchmarks.scaling_process import (
     ONCE,
     OVER_AND_OVER,
@@ -49,20 +52,22 @@ from tests.benchmarks.scaling_process import (
     ask_filters,
     labelled,
 )
-from tests.benchmarks.search_peers import measure_peers, peer_tables
-from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.scaling_tables import BYTES, NO_CACHE, TURN, WHOLE, tables
+from tests.benchmarks.search_peers import measure_peers
+from tests.benchmarks.tables import print_json, print_tables
 
 SIZES = "1000,10000,100000"
 MILLION = 1_000_000
-NO_CACHE = f"{SEARCH}, no cache"
-WHOLE = "`hybridagi-steps search`, whole process"
-BYTES = "bytes on disk per byte of payload"
+PEERS = f"{OURS},tantivy,openai,langgraph"
+"""Those whose measurement is short."""
 _BYTES_OF_TABLES = """SELECT coalesce(s.tbl_name, d.name), sum(d.pgsize) FROM dbstat d
     LEFT JOIN sqlite_schema s ON s.name = d.name WHERE d.aggregate = TRUE
     GROUP BY 1 ORDER BY 2 DESC"""
 _CLI = "import sys; from hybridagi_steps.cli import main; sys.exit(main())"
 _BATCH = 1_000
-_CHATS = "100,1000,10000"
+_CHATS = "2,100,1000,10000"
+_LONGEST_BESIDE = 1_000
+"""Messages of a session up to which others are measured: they read all with each turn."""
 _IMPORTED = "20,2000"
 
 
@@ -72,7 +77,7 @@ def report(json_output: bool = False, **options: Any) -> None:
     if json_output:
         print_json(result)
     else:
-        print_tables(_tables(result), result)
+        print_tables(tables(result), result)
 
 
 def measure(
@@ -83,7 +88,7 @@ def measure(
     starts: int = 3,
     embedder: str = "wordllama",
     workdir: str | None = None,
-    peers: str = "none",
+    peers: str = PEERS,
     million: bool = False,
 ) -> dict[str, Any]:
     """Return milliseconds on both clocks, megabytes and growth, for each number of steps.
@@ -96,20 +101,26 @@ def measure(
         starts: Fresh processes for what a process does once.
         embedder: Name of the embedder.
         workdir: Folder in which the built files are kept for the next time.
-        peers: Whose vector index to measure beside ours: all, none, or how their names begin.
+        peers: Whom to measure beside us: all (vector indexes, too), none, or how names begin.
         million: Measure 1,000,000 steps too.
     """
+    check_names(peers)
     asked = [*counts(sizes), *([MILLION] if million else [])]
     with _folder(workdir) as folder:
         files = {size: _built(folder, size, embedder) for size in asked}
         steps = {str(size): _measured(files[size], rounds, starts) for size in asked}
         parts = {str(size): bytes_by_part(files[size]) for size in asked}
-        turns = {str(size): _turns(size, rounds) for size in counts(chats)}
+        talks = {str(size): _contexts(size, rounds) for size in counts(chats)}
         chat_bytes = {str(size): imported_bytes(size, embedder) for size in counts(imported)}
-        beside = measure_peers(
-            asked, rounds=rounds, embedder=embedder, peers=peers, folder=folder
-        ) if peers != "none" else None  # fmt: skip
-    words = lexical.measure(sizes=",".join(map(str, asked)), rounds=rounds)["steps"]
+        beside = None
+        if len(chosen(SEARCHERS, peers)) > 1:
+            beside = measure_peers(
+                asked, rounds=rounds, embedder=embedder, peers=peers, folder=folder
+            )
+        said = _turns(counts(chats), rounds, peers)
+        for size, found in said["turns"].items():
+            talks[size][TURN] = found[OURS]
+        words = lexical.measure(",".join(map(str, asked)), rounds, peers, str(folder))["steps"]
     options = {"sizes": sizes, "chats": chats, "rounds": rounds, "starts": starts}
     return {
         **conditions(**options, embedder=embedder, peers=peers, million=million),
@@ -117,8 +128,9 @@ def measure(
         "growth": growth(steps),
         "bytes": parts,
         "imported": chat_bytes,
-        "messages": turns,
-        "messages_growth": growth(turns),
+        "messages": talks,
+        "messages_growth": growth(talks),
+        **said,
         "words": words,
         "peers": beside,
     }
@@ -169,17 +181,17 @@ def _copied(made: Path, *, cache: bool = True) -> Generator[Path]:
 def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for what in ONCE:
-        found[what] = _middle([_once(made, what) for _ in range(starts)])
+        found[what] = middle([_once(made, what) for _ in range(starts)])
     with _copied(made, cache=False) as path:
-        bare = _in_a_process(path, SEARCH, 1)
+        bare = in_a_process(path, SEARCH, 1)
     found[NO_CACHE] = bare
     with _copied(made) as path:
         command = [sys.executable, "-c", _CLI, "search", made_queries(1)[0], "--db", str(path)]
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "code")}
-        found[WHOLE] = _middle([_whole(command, compiled) for _ in range(1 + starts)][1:])
+        found[WHOLE] = middle([_whole(command, compiled) for _ in range(1 + starts)][1:])
     for what in OVER_AND_OVER:
         with _copied(made) as path:
-            found[what] = _in_a_process(path, what, rounds)
+            found[what] = in_a_process(path, what, rounds)
     size = int(made.name.split("-")[1])
     held = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
     found[BYTES] = {"times": held / (size * PAYLOAD_BYTES)}
@@ -225,23 +237,32 @@ def imported_bytes(messages: int, embedder: str) -> dict[str, Any]:
 def _once(made: Path, what: str) -> dict[str, Any]:
     """Let a fresh process do one thing with a copy of its own."""
     with _copied(made) as path:
-        return _in_a_process(path, what, 1)
+        return in_a_process(path, what, 1)
 
 
-def _turns(size: int, rounds: int) -> dict[str, Any]:
-    """Return what a turn and a context of a session of so many messages take."""
+def _contexts(size: int, rounds: int) -> dict[str, Any]:
+    """Return what a context of a session of so many messages takes."""
     with tempfile.TemporaryDirectory() as name:
-        return _in_a_process(Path(name) / "steps.db", f"session of {size}", rounds)
+        return in_a_process(Path(name) / "steps.db", f"session of {size}", rounds)
 
 
-def _in_a_process(path: Path, what: str, rounds: int) -> dict[str, Any]:
+def _turns(lengths: Sequence[int], rounds: int, peers: str) -> dict[str, Any]:
+    """Return what a turn takes of us at each length, and of others where it is not too long."""
+    who = chosen(TALKERS, peers)
+    near = {str(n): who if n <= _LONGEST_BESIDE else chosen(TALKERS, OURS) for n in lengths}
+    return {
+        "talkers": {peer.name: peer.version() for peer in who},
+        "turns": {n: turns.turns(int(n), rounds, peers) for n, peers in near.items()},
+        "streaming": turns.streaming(rounds),
+    }
+
+
+def in_a_process(address: str | Path, what: str, rounds: int, *others: str) -> dict[str, Any]:
     """Let a fresh process measure one thing; see scaling_process.py."""
-    command = [sys.executable, "-m", "tests.benchmarks.scaling_process"]
+    where = str(address.absolute() if isinstance(address, Path) else address)
+    command = [sys.executable, "-m", "tests.benchmarks.scaling_process", where, what]
     done = subprocess.run(
-        [*command, str(path.absolute()), what, str(rounds)],
-        check=True,
-        cwd=CHECKOUT,
-        stdout=subprocess.PIPE,
+        [*command, str(rounds), *others], check=True, cwd=CHECKOUT, stdout=subprocess.PIPE
     )
     return orjson.loads(done.stdout.splitlines()[-1])
 
@@ -260,7 +281,8 @@ def _whole(command: Sequence[str], settings: dict[str, str]) -> dict[str, float]
     return {"p50_ms": wall, "p99_ms": wall, "cpu_ms": cpu}
 
 
-def _middle(samples: Sequence[dict[str, float]]) -> dict[str, float]:
+def middle(samples: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each number."""
     return {key: median(sample[key] for sample in samples) for key in samples[0]}
 
 
@@ -275,72 +297,3 @@ def growth(sizes: dict[str, dict[str, Any]]) -> dict[str, float]:
         for what, found in sizes[str(largest)].items()
         if below[what].get("cpu_ms")
     }
-
-
-def _tables(result: dict[str, Any]) -> list[Table]:
-    steps, turns = result["steps"], result["messages"]
-    resident = [
-        [what, *(number(found[what]["rss_mb"], 0) for found in steps.values())]
-        for what in (SEARCH, NO_CACHE, "search, hybrid")
-    ]
-    sizes = [f"{int(size):,} steps" for size in steps]
-    return [
-        _table("steps: p50 / p99 / CPU, ms", sizes, steps, result["growth"]),
-        Table("resident, MB", ["", *sizes], resident),
-        _bytes_table("bytes on disk per step", sizes, result["bytes"]),
-        *_imported_tables(result["imported"]),
-        _table(
-            "sessions: p50 / p99 / CPU, ms",
-            [f"{int(size):,} messages" for size in turns],
-            turns,
-            result["messages_growth"],
-        ),
-        *lexical.tables(result["words"]),
-        *(peer_tables(result["peers"]) if result["peers"] else ()),
-    ]
-
-
-def _imported_tables(sizes: dict[str, Any]) -> list[Table]:
-    columns = [f"{int(size):,} messages" for size in sizes]
-    rows = [
-        [BYTES, *(number(found["times"], 1) for found in sizes.values())],
-        [
-            "beside those of an empty memory",
-            *(number(f["times_beside"], 1) for f in sizes.values()),
-        ],
-        ["an empty memory, bytes", *(f"{found['nothing']:,}" for found in sizes.values())],
-    ]
-    parts = {size: found["parts"] for size, found in sizes.items()}
-    title = f"an imported chat, messages of {MESSAGE_BYTES} bytes"
-    return [
-        Table(title, ["", *columns], rows),
-        _bytes_table("bytes on disk per imported message", columns, parts),
-    ]
-
-
-def _bytes_table(title: str, columns: Sequence[str], sizes: dict[str, dict[str, int]]) -> Table:
-    each = {int(size): parts for size, parts in sizes.items()}
-    rows = [
-        [part, *(number(parts.get(part, 0) / size, 1) for size, parts in each.items())]
-        for part, held in each[max(each)].items()
-        if held >= max(each)
-    ]
-    return Table(title, ["", *columns], rows)
-
-
-def _table(
-    title: str, columns: Sequence[str], sizes: dict[str, Any], growth: dict[str, float]
-) -> Table:
-    first = next(iter(sizes.values()))
-    rows = [
-        [what, *(_cell(found[what]) for found in sizes.values()), number(growth.get(what), 1)]
-        for what in first
-    ]
-    return Table(title, ["", *columns, "growth"], rows)
-
-
-def _cell(found: dict[str, float]) -> str:
-    if "times" in found:
-        return number(found["times"], 1)
-    times = [found[key] for key in ("p50_ms", "p99_ms", "cpu_ms")]
-    return " / ".join(number(time, 2 if time < 10 else 0) for time in times)

@@ -6,35 +6,32 @@ done, and the embedder's weights are loaded, before a clock starts.
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import orjson
 
-import hybridagi_steps as hs
 from hybridagi_steps.context.builder import ContextBuilder
-from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.messages.agent_steps import to_messages
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.message import MessageRole, Step
-from tests.benchmarks.corpus import USERS, made_queries, made_steps
+from tests.benchmarks.corpus import USERS, made_queries, made_steps, messages_of, spoken
 from tests.benchmarks.first_search import load_imports
-from tests.benchmarks.timing import Sample, timed
+from tests.benchmarks.timing import Sample, interleaved, timed
 
 K = 10
 SEARCH = "open and first search"
 CONTEXT = "context of what fits 4,000 tokens"
+EIGHT = "the same, eight sessions in turn"
 RECALL = "the same, with what is recalled"
-TURN = "message through StepRunner, plain callable"
+SESSIONS = 8
 _NEW = 10**7
 """Number of the first made-up step that no file has."""
 _QUERIES = 200
@@ -88,6 +85,11 @@ def _search_after_add(memory: StepMemory) -> Iterator[Work]:
         yield search
 
 
+def _add_and_search(memory: StepMemory) -> Iterator[Work]:
+    for add, search in zip(_added(memory), _search(memory), strict=False):
+        yield lambda add=add, search=search: (add(), search())
+
+
 def _search_after_delete(memory: StepMemory) -> Iterator[Work]:
     for step, search in zip(memory.iter_steps(), _search(memory), strict=False):
         memory.delete(str(step.id))
@@ -125,20 +127,24 @@ OVER_AND_OVER: dict[str, Callable[[StepMemory], Iterator[Work]]] = {
     "`stats()`": lambda memory: _calls(memory.stats),
 }
 """What a process does many times, after a search and one round that are not counted."""
+ADD_AND_SEARCH = "add of one, and a search"
+ON_A_SERVER = {ADD_AND_SEARCH: _add_and_search}
+"""Also many times, on PostgreSQL."""
 
 
-def measured(path: Path, what: str, rounds: int) -> dict[str, Any]:
+def measured(address: str, what: str, rounds: int) -> dict[str, Any]:
     """Do one thing so many times; return what it took, by name where there are several."""
     if what.startswith("session of "):
-        return dict(_in_a_session(path, int(what.split()[-1]), rounds))
+        return dict(_in_a_session(Path(address), int(what.split()[-1]), rounds))
     if what == SEARCH:
         [query] = made_queries(1)  # which reads the texts it is made of
-        return _shown([timed(lambda: _opened(path, query))])
-    with StepMemory(path, durability="normal") as memory:
+        return _shown([timed(lambda: _opened(address, query))])
+    with StepMemory(address, durability="normal") as memory:
         memory.search(made_queries(1)[0], K)
         if what in ONCE:
             return _shown(_timed(ONCE[what](memory), 1))
-        return _shown(_timed(OVER_AND_OVER[what](memory), rounds + 1)[1:])
+        works = (OVER_AND_OVER | ON_A_SERVER)[what](memory)
+        return _shown(_timed(works, rounds + 1)[1:])
 
 
 def ask_filters(memory: StepMemory) -> None:
@@ -147,36 +153,34 @@ def ask_filters(memory: StepMemory) -> None:
         next(_filtered(memory, where))()
 
 
-def _opened(path: Path, query: str) -> None:
-    with StepMemory(path) as memory:
+def _opened(address: str, query: str) -> None:
+    with StepMemory(address) as memory:
         memory.search(query, K)
 
 
 def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield what a turn of a plain callable, and building a context, take after `size` messages."""
-    spoken = to_messages(shipped_steps(), session_id="long", carry=False)
-    texts = [message.content for message in spoken if isinstance(message.content, str)]
-    roles = (MessageRole.USER, MessageRole.ASSISTANT)
-    said = [  # nobody says the same 900 things again and again: each has its number
-        Step(session_id="long", role=roles[n % 2], content=f"{texts[n % len(texts)]} ({n})")
-        for n in range(size)
-    ]
+    """Yield what building a context takes after `size` messages, of one session and of eight."""
+    said = spoken(size)
+    sessions = [f"session-{number}" for number in range(SESSIONS)]
     with StepMemory(path, embedder="hashing", durability="normal") as memory:
-        memory.repository().store.commit("long", said)
-        memory.flush()
         builder = ContextBuilder(memory, k=0)
-        builder.build(session_id="long")
-        yield CONTEXT, _shown(_timed(_calls(lambda: builder.build(session_id="long")), rounds))
+        for session in sessions:
+            memory.repository().store.commit(session, messages_of(session, said))
+            builder.build(session_id=session)
+        in_turn = cycle(sessions)
+        rivals = {
+            CONTEXT: lambda: builder.build(session_id=sessions[0]),
+            EIGHT: lambda: builder.build(session_id=next(in_turn)),
+        }
+        for what, samples in interleaved(rivals, min(rounds, 3 * SESSIONS)).items():
+            yield what, _shown(samples)
+    with StepMemory(path.with_name("alone.db"), embedder="hashing", durability="normal") as memory:
+        memory.repository().store.commit(sessions[0], messages_of(sessions[0], said))
+        memory.flush()
         recalling = ContextBuilder(memory)
-        recalling.build(session_id="long")
-        yield RECALL, _shown(_timed(_calls(lambda: recalling.build(session_id="long")), rounds))
-        runner = hs.StepRunner(_answered, memory)
-        turn = _calls(lambda: asyncio.run(runner.run("long", "And the next one?")))
-        yield TURN, _shown(_timed(turn, rounds + 1)[1:])
-
-
-def _answered(messages: list[dict[str, Any]]) -> str:
-    return f"There is nothing to add to {len(messages)} messages."
+        recalling.build(session_id=sessions[0])
+        build = _calls(lambda: recalling.build(session_id=sessions[0]))
+        yield RECALL, _shown(_timed(build, rounds))
 
 
 def _timed(works: Iterable[Work], rounds: int) -> list[Sample]:
@@ -203,6 +207,9 @@ def _peak_kilobytes() -> int:
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    load_imports(str(where.parent))
-    print(orjson.dumps(measured(where, sys.argv[2], int(sys.argv[3]))).decode())
+    where, what, rounds, *others = sys.argv[1:]
+    with TemporaryDirectory() as folder:
+        load_imports(folder)
+    for other in others:  # a memory of the same kind, which loads what this kind needs
+        _opened(other, "warm up")
+    print(orjson.dumps(measured(where, what, int(rounds))).decode())

@@ -27,6 +27,8 @@ from tests.benchmarks.__main__ import app
         (["quality", "--half", "whole"], "--half"),
         (["learning", "--runs", "mine.jsonl"], "beside steps.jsonl"),
         (["lexical", "--rounds"], "requires an argument"),
+        (["scaling", "--peers", "nobody"], "begins with 'nobody'"),
+        (["turns", "--lengths", "0"], "'0' is no list of numbers"),
         (["nothing"], "nothing"),
     ],
 )
@@ -40,7 +42,7 @@ def test_bad_options_are_named_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "name", ["write", "search", "scaling", "recorder", "quality", "learning", "readme"]
+    "name", ["write", "search", "scaling", "turns", "recorder", "quality", "learning", "readme"]
 )
 def test_the_help_of_a_measurement_explains_its_options(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -61,4 +63,5 @@ def test_options_are_those_of_the_measurement(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(lexical, "report", report)
     assert main(["lexical", "--rounds", "7", "--sizes", "10,20", "--json"], app) == 0
-    assert asked == {"json_output": True, "rounds": 7, "sizes": "10,20"}
+    given = {"json_output": True, "rounds": 7, "sizes": "10,20"}
+    assert asked == {"peers": "all", "workdir": None, **given}

@@ -20,11 +20,13 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.testing import scripted_lm
 from tests.benchmarks import (
     comparison,
+    lexical,
     recorder,
     search_peers,
     spans,
     sync_calls,
     tables,
+    turns,
     write_peers,
 )
 from tests.benchmarks import peers as neighbours
@@ -34,9 +36,12 @@ from tests.benchmarks.peers import (
     OURS,
     SAVERS,
     SEARCHERS,
+    TALKERS,
     TRACERS,
+    WORDS,
     WRITERS,
     Peer,
+    answered,
     check_names,
     chosen,
 )
@@ -181,6 +186,55 @@ class TestSearchers:
         assert path.stat().st_mtime_ns == written
 
 
+class TestWords:
+    @pytest.mark.parametrize("peer", WORDS, ids=named)
+    def test_files_give_what_was_put_into_them(
+        self, peer: Peer, opened: Callable[..., Any]
+    ) -> None:
+        words = [["refund"] * n + ["flight", f"seat{n}"] for n in range(1, 40)]
+        searcher = opened(peer)
+        searcher.add([(row, found) for row, found in enumerate(words, start=1)])
+        for asked in (searcher, opened(peer)):  # the second finds the files of the first
+            assert asked.search(["seat7", "seat9"], 5) in ([7, 9], [9, 7])
+            assert len(asked.search(["refund", "seat7"], 5)) == 5
+            assert asked.search(["nothing"], 5) == []
+            assert asked.settings
+            asked.close()
+
+    def test_who_is_missing_is_a_row_that_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        missing = Peer(lexical.TANTIVY, ("no-such-package",), "no_such_module:Nothing")
+        monkeypatch.setattr(lexical, "WORDS", (*WORDS[:2], missing))
+        found = lexical.measure(sizes="60", rounds=2)["steps"]
+        assert found["60"][lexical.TANTIVY] == {"missing": NOT_INSTALLED}
+        shown = [row for row in lexical.tables(found)[0].rows if NOT_INSTALLED in row]
+        assert len(shown) == 7
+
+
+class TestTalkers:
+    @pytest.mark.parametrize("peer", TALKERS, ids=named)
+    def test_a_turn_sends_what_was_said_before(
+        self, peer: Peer, opened: Callable[..., Any]
+    ) -> None:
+        talker = opened(peer)
+        talker.begin("a", ["Hello", "Hello to you"])
+        talker.begin("b", ["Hi", "Hi to you", "Well", "Well"])
+        assert talker.turn("a", "And now?") == answered(3)
+        assert talker.turn("b", "And now?") == answered(5)
+        assert talker.turn("a", "And now?") == answered(5)
+        assert talker.settings.startswith("WAL, synchronous=NORMAL")
+        talker.close()
+
+    def test_each_length_is_measured_and_who_is_missing_is_named(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(turns, "TALKERS", (TALKERS[0], fake("Nobody")))
+        found = turns.measure(lengths="2,6", rounds=2)
+        for row in found["turns"].values():
+            assert row["Nobody"] == {"missing": NOT_INSTALLED}
+            assert row[OURS]["cpu_ratio"] == 1.0
+        assert [len(table.rows) for table in turns.tables(found)] == [4, 5]
+
+
 @pytest.mark.filterwarnings("ignore")  # MLflow's database layer warns of its own future
 class TestTracers:
     def test_autolog_has_written_every_span_when_the_call_returns(
@@ -306,8 +360,8 @@ class TestTables:
         assert shown.count("append") == 1
 
     def test_every_name_can_be_asked_for(self) -> None:
-        for peer in (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS):
-            known = (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS)
+        known = (*WRITERS, *SAVERS, *SEARCHERS, *WORDS, *TALKERS, *TRACERS)
+        for peer in known:
             assert peer.name in [found.name for found in chosen(known, peer.name.upper())]
 
     def test_a_broken_adapter_is_an_error_not_a_missing_package(self) -> None:

@@ -98,6 +98,57 @@ class VectorSearcher(Protocol):
         ...
 
 
+WordDocument = tuple[int, list[str]]
+"""A row and its stems."""
+
+
+class WordSearcher(Protocol):
+    """Finds rows by words, of files in its folder: opens what is there, else begins anew."""
+
+    @property
+    def settings(self) -> str:
+        """What it keeps of a document, and how it is read."""
+        ...
+
+    def add(self, documents: Sequence[WordDocument]) -> None:
+        """Fill an index that is new, and do what is advised once data are loaded."""
+        ...
+
+    def search(self, words: Sequence[str], k: int) -> list[int]:
+        """Return the best k rows of those with any of the words, best first."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and memory."""
+        ...
+
+
+class Talker(Protocol):
+    """Answers messages of sessions that are kept on disk, by a function in a model's place."""
+
+    @property
+    def settings(self) -> str:
+        """What it does for durability."""
+        ...
+
+    def begin(self, session: str, said: Sequence[str]) -> None:
+        """Keep what was said in a new session, outside the clock."""
+        ...
+
+    def turn(self, session: str, message: str) -> str:
+        """Return the answer to a message; both are kept then."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        ...
+
+
+def answered(messages: int) -> str:
+    """Return what a talker's function says that was sent so many messages."""
+    return f"There is nothing to add to {messages} messages."
+
+
 @dataclass(frozen=True)
 class Peer:
     """Who is measured, in which packages it comes, and where its adapter is."""
@@ -165,6 +216,20 @@ SEARCHERS = (
 )
 """Who finds vectors; ours first, then the oracle."""
 
+WORDS = (
+    Peer(OURS, _US, "word_indexes:MemoryWords"),
+    Peer("SQLite FTS5", (), "word_indexes:Fts5Words"),
+    Peer("tantivy", ("tantivy",), "tantivy_words:TantivyWords"),
+)
+"""Who finds words; ours first."""
+
+TALKERS = (
+    Peer(OURS, _US, "runner_turns:RunnerTalker"),
+    Peer(f"{OURS}, all sent", _US, "runner_turns:WholeTalker"),
+    Peer("OpenAI Agents SQLiteSession", ("openai-agents",), "agents_turns:AgentsTalker"),
+    Peer("LangGraph SqliteSaver", _GRAPH, "langgraph_turns:SaverTalker"),
+)
+"""Who answers in sessions; ours first."""
 
 TRACERS = (Peer("MLflow autolog (synchronous)", ("mlflow",), "mlflow_tracing:MlflowTracing"),)
 """Who records what a DSPy program does."""
@@ -213,7 +278,8 @@ def check_names(names: str) -> None:
     Raises:
         InvalidSettingError: One begins no peer's name.
     """
-    known = (*WRITERS, *SAVERS, *SEARCHERS, *TRACERS, *POSTGRES_FOUND, *POSTGRES_SAVERS)
+    known = (*WRITERS, *SAVERS, *SEARCHERS, *WORDS, *TALKERS, *TRACERS)
+    known += (*POSTGRES_FOUND, *POSTGRES_SAVERS)
     for word in _asked(names) - {"none"}:
         if not any(_is_asked(peer, {word}) for peer in known):
             raise InvalidSettingError(

@@ -25,7 +25,7 @@ from tests.benchmarks.peers import StepRecord
 from tests.benchmarks.peers.sqlite_settings import read_back
 
 
-class _Session(SQLiteSession):
+class Session(SQLiteSession):
     """A session whose connections take a synchronous setting."""
 
     def __init__(self, run_id: str, path: Path, durability: Durability) -> None:
@@ -51,7 +51,7 @@ class SessionWriter:
         self._path = folder / "sessions.db"
         self._durability: Durability = durability
         self._loop = asyncio.Runner()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self.settings = self._session("settings").settings()
 
     def add_each(self, records: Sequence[StepRecord]) -> None:
@@ -85,9 +85,9 @@ class SessionWriter:
             session.close()
         self._loop.close()
 
-    def _session(self, run_id: str) -> _Session:
+    def _session(self, run_id: str) -> Session:
         if run_id not in self._sessions:
-            self._sessions[run_id] = _Session(run_id, self._path, self._durability)
+            self._sessions[run_id] = Session(run_id, self._path, self._durability)
         return self._sessions[run_id]
 
 
