@@ -49,8 +49,9 @@ def identifier_set(text: str) -> frozenset[str]:
 
 def _identifiers(text: str) -> Iterator[str]:
     """Yield what lies between the first and the last letter or digit of each telling run."""
-    for found in _RUN.finditer(text, 0, _IDENTIFIERS_OF):
-        run = found[0]
+    for run in _RUN.findall(text, 0, _IDENTIFIERS_OF):
+        if run.isalpha():  # as most are: none of them tells
+            continue
         begin, end = _BEGIN.search(run), _END.search(run[::-1])
         if begin is None or end is None or not _TELLING.search(run, begin.start()):
             continue
