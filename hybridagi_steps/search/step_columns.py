@@ -250,6 +250,8 @@ class TurnColumns:
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.empty(0, kind) for name, kind in _TURN_TYPES.items()
         }
+        self._room = dict(self._columns)
+        """What the columns are the beginning of, unless turns went or came in between."""
         self._speakers: dict[str, int] = {}
         self._sessions: dict[int, int] = {}
 
@@ -274,18 +276,28 @@ class TurnColumns:
                 for turn in fresh.values()
             ],
         }
-        joined = {
-            name: np.concatenate((column, np.array(values[name], column.dtype)))
-            for name, column in self._columns.items()
-        }
-        order = np.argsort(joined["rows"], kind="stable")
-        self._columns = {name: column[order] for name, column in joined.items()}
+        order = np.argsort(values["rows"], kind="stable")
+        new = {name: np.array(values[name], kind)[order] for name, kind in _TURN_TYPES.items()}
+        behind = len(self.rows)
+        if behind and new["rows"][0] < self.rows[-1]:
+            joined = {name: np.concatenate((self._columns[name], new[name])) for name in new}
+            order = np.argsort(joined["rows"], kind="stable")
+            self._columns = {name: column[order] for name, column in joined.items()}
+            return
+        need = behind + len(order)
+        if need > len(self._room["rows"]) or self.rows.base is not self._room["rows"]:
+            for name, column in self._columns.items():
+                self._room[name] = np.empty(need + need // 8 + 64, column.dtype)
+                self._room[name][:behind] = column
+        for name, room in self._room.items():
+            room[behind:need] = new[name]
+        self._columns = {name: room[:need] for name, room in self._room.items()}
 
     def remove(self, rows: Rows) -> None:
         """Forget rows; unknown ones are skipped."""
-        gone = np.isin(self.rows, rows) if len(self.rows) else np.zeros(0, np.bool_)
-        if gone.any():
-            self._columns = {name: column[~gone] for name, column in self._columns.items()}
+        places = self.places(rows)
+        if (gone := places[places >= 0]).size:
+            self._columns = {n: np.delete(column, gone) for n, column in self._columns.items()}
 
     @property
     def rows(self) -> Rows:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import TextRow
 from hybridagi_steps.search import step_columns
-from hybridagi_steps.search.step_columns import NO_ROW, StepColumns
+from hybridagi_steps.search.step_columns import NO_ROW, StepColumns, TurnColumns
 
 rows = st.integers(1, 20)
 texts = st.builds(
@@ -106,3 +107,48 @@ def test_what_is_sorted_outlives_additions_removals_and_the_process(
         assert columns.children(np.array([row // 2]))[0].tolist()[-1] == row
         assert row in columns.with_purposes(np.array([row % 97]))
     assert max(sizes) <= 100
+
+
+turns = st.builds(
+    SpokenTurn,
+    session=st.integers(1, 3),
+    speaker=st.sampled_from(["ann", "bob lee", ""]),
+    length=st.integers(0, 9),
+    asks=st.booleans(),
+    dated=st.booleans(),
+    exchange=st.booleans(),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.dictionaries(rows, turns, max_size=5), st.frozensets(rows), st.none()),
+        max_size=10,
+    )
+)
+def test_turns_say_what_dictionaries_would(
+    steps: list[dict[int, SpokenTurn] | frozenset[int] | None],
+) -> None:
+    columns, held = TurnColumns(), dict[int, SpokenTurn]()
+    seen: list[tuple[Any, list[int]]] = []
+    for change in steps:
+        if isinstance(change, dict):
+            columns.add(change.items())
+            held |= change
+        elif change is None:
+            columns = TurnColumns.from_arrays(columns.to_arrays())
+        else:
+            columns.remove(np.array(sorted(change), np.int64))
+            held = {row: turn for row, turn in held.items() if row not in change}
+        assert columns.rows.tolist() == sorted(held)
+        for name in ("length", "asks", "dated"):
+            column = columns.column(
+                f"{name}s" if name == "length" else name, columns.places(columns.rows)
+            )
+            assert column.tolist() == [getattr(held[row], name) for row in sorted(held)]
+        numbers = dict(zip(columns.rows.tolist(), columns.sessions.tolist(), strict=True))
+        pairs = {(held[row].session, number) for row, number in numbers.items()}
+        assert len(pairs) == len(dict(pairs)) == len({number for _, number in pairs})
+        seen.append((columns.rows, columns.rows.tolist()))
+    assert all(rows.tolist() == then for rows, then in seen), "what was handed out stays"
