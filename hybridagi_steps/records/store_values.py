@@ -68,32 +68,6 @@ def owner(of_run: Set[str], of_sessions: Set[str]) -> str | Set[str] | None:
     return users if len(users) > 1 else next(iter(users), None)
 
 
-class Speaker(NamedTuple):
-    """Who said a message, as far as it and the question that it stands behind name users."""
-
-    user_id: str | None = None
-    """Whose it is, whatever steps there are."""
-    asked_by: str | None = None
-    """The user who asked, where another may have answered: then it is no visitor's to find, and
-    this user's only if it is of a run of his."""
-
-
-def speaker(
-    user_id: str | None, run_id: str | None, asked_by: str | None, asked_in: str | None
-) -> Speaker:
-    """Return who said a message: whom it names, else whom the question before it names.
-
-    Args:
-        user_id: Whom it names.
-        run_id: Its run.
-        asked_by: Whom the user's message names that it stands behind; None: it is a user's itself.
-        asked_in: The run of that one.
-    """
-    if user_id is not None or asked_by is None:
-        return Speaker(user_id)
-    return Speaker(asked_by) if run_id in (None, asked_in) else Speaker(None, asked_by)
-
-
 def details_id(session_id: str) -> str:
     """Return the id of the step that keeps a session's title, so that who erases one finds it."""
     return str(uuid5(_DETAILS, session_id))

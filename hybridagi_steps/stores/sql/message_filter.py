@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ import numpy as np
 import orjson
 
 from hybridagi_steps._concurrency import cached_property
-from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.messages.agent_steps import SHOWN
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -33,11 +31,9 @@ from hybridagi_steps.records.store_values import (
     SEVERAL_USERS,
     Hidden,
     Rows,
-    Speaker,
     owner,
-    speaker,
 )
-from hybridagi_steps.stores.sql.lineage import links, tip_of
+from hybridagi_steps.stores.sql.lineage import Named, links, speakers_of, tip_of
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.where import scalar_kind
@@ -86,14 +82,6 @@ _SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
     WHERE row > ? AND +namespace = ? AND body LIKE ? ORDER BY row LIMIT ?"""
 _SHOWING = '%"agent_step%'
 """How bodies look that name steps; whether they do is looked up in them."""
-_OF_USER = '{"role":"user",%'
-"""How what a user says is written, and what a summary says."""
-_SOME_OWNER = "SELECT 1 FROM session WHERE namespace = ? AND user_id IS NOT NULL LIMIT 1"
-_ROLES = """SELECT row, branch_id, sequence, said LIKE ? FROM message
-    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?)) ORDER BY branch_id, sequence"""
-_ASKED_BEFORE = """SELECT sequence, CAST(body AS BLOB) FROM message
-    WHERE branch_id = ? AND sequence BETWEEN ? AND ? AND said LIKE ?
-    ORDER BY sequence DESC LIMIT 1"""
 
 Owner = str | Set[str] | None
 """Whose a message is: one user's, any of several users', nobody's."""
@@ -106,18 +94,6 @@ class Origin(NamedTuple):
     branch_id: int
     asked_by: str | None
     """As `Speaker` has it."""
-
-
-class Named(NamedTuple):
-    """What a message says of where it comes from."""
-
-    user_id: str | None
-    run_id: str | None
-    said: bool
-    """Whether somebody said it: it is no summary."""
-
-
-_NOBODY = Named(None, None, said=True)
 
 
 class MessageFilter(StepReading):
@@ -308,50 +284,6 @@ class ShownSteps:
                     self._through = row
                 full = len(found) == _BODIES_AT_ONCE
             return [row for step_id in ids for row in self._rows.get(step_id, ())]
-
-
-def speakers_of(
-    connection: Connection, namespace: int, known: Mapping[int, Named]
-) -> dict[int, Speaker]:
-    """Return by row of `message` who said each of some messages.
-
-    Complexity: two questions, and one more for each message that names nobody and stands behind a
-    question that is none of these; none where no session of the namespace has a user.
-    """
-    found = {row: Speaker(one.user_id) for row, one in known.items()}
-    if all(one.user_id for one in known.values()):
-        return found
-    if connection.execute(_SOME_OWNER, (namespace,)).fetchone() is None:
-        return found  # who first names a user in a session gives it to that user
-    places = connection.execute(_ROLES, (_OF_USER, namespace, many(sorted(known)))).fetchall()
-    here, question = (0, 0), None
-    for row, branch, sequence, of_user in places:
-        if here != (branch, sequence - 1):
-            question = None  # what stands between is not among these
-        here, one = (branch, sequence), known[row]
-        if of_user and one.said:
-            question = one
-        elif one.user_id is None:
-            question = question or _asked_before(connection, branch, sequence)
-            found[row] = speaker(None, one.run_id, question.user_id, question.run_id)
-    return found
-
-
-def _asked_before(connection: Connection, branch: int, sequence: int) -> Named:
-    """Return the last question before a message; where it is damaged one of whoever asked."""
-    with suppress(DamagedFileError, ValueError, TypeError):
-        for link in reversed(links(connection, branch, 1, sequence - 1)):
-            last = link.last
-            while asked := connection.execute(
-                _ASKED_BEFORE, (*link[:2], last, _OF_USER)
-            ).fetchone():
-                fields = as_object(orjson.loads(asked[1]))
-                if SUMMARY_OF not in as_object(fields.get("metadata")):
-                    run_id = as_text(fields.get("run_id"))
-                    return Named(as_text(fields.get("user_id")), run_id, said=True)
-                last = asked[0] - 1
-        return _NOBODY
-    return Named(SEVERAL_USERS, SEVERAL_USERS, said=True)
 
 
 def owners_of(

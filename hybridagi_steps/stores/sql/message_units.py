@@ -26,20 +26,15 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.stores.body import decode_message
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import (
+    Named,
     checked_row,
     links,
     reader_of,
     readers_of,
+    speakers_of,
     tip_of,
 )
-from hybridagi_steps.stores.sql.message_filter import (
-    MessageFilter,
-    Named,
-    Origin,
-    Owner,
-    owners_of,
-    speakers_of,
-)
+from hybridagi_steps.stores.sql.message_filter import MessageFilter, Origin, Owner, owners_of
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 _PLACES = """SELECT m.row, m.branch_id, m.sequence, b.session_id FROM message m
