@@ -239,8 +239,8 @@ class MessageIndex(Protocol):
         """Return the next messages above `after` with their keys, as `step_keys` does.
 
         The name `sessions` asks for a JSON list: the session that a message was written to, and
-        those that this was forked from; `author` for the user that it names, or its question does;
-        `asked_by` for whom a question names that a message of another run stands behind.
+        those that this was forked from; `author` for the user that it or its question names,
+        `asked_by` for whom the question names if another run answers.
         """
         ...
 

@@ -9,7 +9,7 @@ transaction is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -476,6 +476,14 @@ def narrow_reach(connection: Connection, branch_id: int | None) -> None:
         branch_id = parent
 
 
+def some_unnamed(connection: Connection, namespace: int, users: Iterable[str | None]) -> bool:
+    """Whether some of the users that messages name are nobody, where others may be named."""
+    if all(users):
+        return False
+    # Who first names a user in a session gives it to that user.
+    return connection.execute(_SOME_OWNER, (namespace,)).fetchone() is not None
+
+
 def speakers_of(
     connection: Connection, namespace: int, known: Mapping[int, Named]
 ) -> dict[int, Speaker]:
@@ -485,10 +493,8 @@ def speakers_of(
     question that is none of these; none where no session of the namespace has a user.
     """
     found = {row: Speaker(one.user_id) for row, one in known.items()}
-    if all(one.user_id for one in known.values()):
+    if not some_unnamed(connection, namespace, (one.user_id for one in known.values())):
         return found
-    if connection.execute(_SOME_OWNER, (namespace,)).fetchone() is None:
-        return found  # who first names a user in a session gives it to that user
     places = connection.execute(_ROLES, (_OF_USER, namespace, many(sorted(known)))).fetchall()
     here, question = (0, 0), None
     for row, branch, sequence, of_user in places:

@@ -33,7 +33,7 @@ from hybridagi_steps.records.store_values import (
     Rows,
     owner,
 )
-from hybridagi_steps.stores.sql.lineage import Named, links, speakers_of, tip_of
+from hybridagi_steps.stores.sql.lineage import Named, links, some_unnamed, speakers_of, tip_of
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.where import scalar_kind
@@ -164,6 +164,8 @@ class MessageFilter(StepReading):
 
     def _name_speakers(self, connection: Connection, keys: dict[int, dict[str, Any]]) -> None:
         """Let keys of messages that name nobody have whom the question before them names."""
+        if not some_unnamed(connection, self._namespace, (one["author"] for one in keys.values())):
+            return
         known = {
             row: Named(one["author"], one["run_id"], SUMMARY_OF not in one["metadata"])
             for row, one in keys.items()
