@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,6 +38,7 @@ from hybridagi_steps.errors import (
     UnknownRunError,
 )
 from hybridagi_steps.search.step_index import StepIndex
+from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -625,6 +627,8 @@ def test_deleting_without_searching_builds_no_index(
     with StepMemory(path, embedder="hashing") as memory:
         memory.add([step(f"thing number {n}", id=f"s{n}") for n in range(2_100)])
         memory.flush()
+    for cache in tmp_path.glob("*.index"):
+        cache.unlink()
     followed: list[StepIndex] = []
 
     def follow(index: StepIndex, *_: object) -> None:
@@ -635,6 +639,40 @@ def test_deleting_without_searching_builds_no_index(
         assert memory.delete("s5") == 1
     assert not followed
     assert not list(tmp_path.glob("*.index"))
+
+
+@pytest.mark.parametrize("remove", ["delete", "purge", "retain"])
+def test_what_a_removal_leaves_of_an_index_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: str
+) -> None:
+    path, old = tmp_path / "s.db", datetime(2020, 1, 1, tzinfo=UTC)
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add([step(f"thing number {n}", id=f"s{n}") for n in range(2_100)])
+        memory.add(step("thing of zebras", id="gone", run_id="old", created_at=old))
+        memory.flush()
+    with StepMemory(path) as memory:
+        if remove == "delete":
+            memory.delete("gone")
+        elif remove == "purge":
+            memory.purge({"run_id": "old"})
+        else:
+            memory.retain(days=30)
+        assert not list(tmp_path.glob("*.index")), "at once"
+    (cache,) = tmp_path.glob("*.index")
+    assert b"zebra" not in cache.read_bytes()
+    taken: list[int] = []
+    changes = SqliteStepStore.changes
+
+    def counted(store: SqliteStepStore, *args: Any, **options: Any) -> Any:
+        found = changes(store, *args, **options)
+        taken.append(len(found.texts) + len(found.vectors))
+        return found
+
+    monkeypatch.setattr(SqliteStepStore, "changes", counted)
+    with StepMemory(path) as memory:
+        assert memory.search("thing number 77", k=1)[0].step.id == "s77"
+        assert not memory.exist("gone")
+    assert sum(taken) == 0
 
 
 def test_a_cache_of_another_memory_is_not_read(tmp_path: Path) -> None:
