@@ -301,3 +301,17 @@ def counted(documents: npt.NDArray[Any], slots: npt.NDArray[Any], count: int, wi
     """Count pairs of a document and a thing asked for, shape (count, width)."""
     flat = np.bincount(documents * width + slots, minlength=count * width)
     return flat.reshape(count, width).astype(np.float64)
+
+
+def to_best(scores: Scores) -> Scores:
+    """Return scores divided by the best."""
+    best = scores.max(initial=0.0)
+    return scores / best if best else scores
+
+
+def summed(counts: Counts, owners: npt.NDArray[np.intp], count: int) -> Counts:
+    """Return the sums of the rows of each owner."""
+    sums = np.zeros((count, counts.shape[1]))
+    for column, values in enumerate(counts.T):
+        sums[:, column] = np.bincount(owners, values, count)
+    return sums
