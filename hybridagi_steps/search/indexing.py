@@ -21,6 +21,7 @@ import numpy as np
 
 from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
 from hybridagi_steps.embedders import checked_vectors
+from hybridagi_steps.embedders.validation import shortened
 from hybridagi_steps.errors import (
     DiskFullError,
     EmbedderError,
@@ -59,7 +60,6 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.search.vector_rows import shortened
 from hybridagi_steps.stores.waiting import Patience, taken
 
 BATCH = 500

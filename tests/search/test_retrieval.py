@@ -13,9 +13,9 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
+from hybridagi_steps.embedders.validation import shortened, unpacked
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
-from hybridagi_steps.search.vector_rows import shortened, unpacked
 
 
 def action(purpose: str, result: str = "done", tool: str = "search", **fields: Any) -> AgentStep:

@@ -323,8 +323,9 @@ class StepReading(Tables):
                 vector = checked_vector(row, *embedding)
                 if vector is not None and row in steps:
                     given = embedding[1]
-                    length = 1.0 if given else np.linalg.norm(vector)  # as an embedder gives it
-                    steps[row].vector = (vector / length).tolist()
+                    single = vector.astype(np.float32)
+                    length = 1.0 if given else np.linalg.norm(single)  # as an embedder gives it
+                    steps[row].vector = (single / length).tolist()
         unscored = {s.run_id for s in steps.values() if s.score is None and s.run_id is not None}
         if unscored:
             scores = self._run_scores(connection, unscored)
