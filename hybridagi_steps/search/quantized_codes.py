@@ -135,6 +135,26 @@ class ScanCodes:
         self._places = np.where(places < 0, -1, moved[places])
         self.count = int(np.searchsorted(kept, self.count))
 
+    def forget(self, gone: Positions) -> None:
+        """Overwrite the codes of positions that are gone: they tell what the vectors were like."""
+        stale = np.zeros(max(self.total, 1), np.bool_)
+        if self._places is None:
+            stale[gone[gone < self.count]] = True
+        else:
+            stale[: len(self._places)] = (self._places < 0) | np.isin(self._places, gone)
+        if not stale.any():
+            return
+        if not self.lists:
+            packer = self._index.get_CodePacker()
+            _overwrite(packer, self._index.codes.get(), self.total, np.flatnonzero(stale))
+            return
+        inverted: Any = faiss.downcast_InvertedLists(self._index.invlists)
+        for number in range(self.lists):
+            size = int(inverted.list_size(number))
+            held = faiss.rev_swig_ptr(inverted.get_ids(number), size)
+            codes = inverted.get_codes(number)
+            _overwrite(inverted.packer, codes, size, np.flatnonzero(stale[held]))
+
     def nearest(self, query: FloatVector, limit: int, wideness: float) -> Positions:
         """Return up to `limit` positions by estimated similarity, best first.
 
@@ -200,6 +220,15 @@ def build(vectors: Vectors, *, lists: bool) -> Building:
         yield
         codes.add(rest)
     return codes
+
+
+def _overwrite(packer: Any, codes: Any, count: int, places: Positions) -> None:
+    """Put zeros in the place of some of `count` codes, which stand in blocks."""
+    length = -(-count // packer.nvec) * packer.block_size
+    blocks = faiss.rev_swig_ptr(codes, length).reshape(-1, packer.block_size)
+    zeros = np.zeros(packer.code_size, np.uint8)
+    for block, place in zip(*(part.tolist() for part in divmod(places, packer.nvec)), strict=True):
+        packer.pack_1(zeros, place, blocks[block : block + 1])
 
 
 def _read(file: memoryview) -> Any:

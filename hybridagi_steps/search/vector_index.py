@@ -221,7 +221,10 @@ class FaissIndex:
                 "vectors": store.stored,
                 "alive": store.alive.copy(),
             }
-            return arrays if codes is None else arrays | codes.to_arrays()
+            if codes is None:
+                return arrays
+            codes.forget(np.flatnonzero(~store.alive))
+            return arrays | codes.to_arrays()
 
     @classmethod
     def from_arrays(cls, dimension: int, arrays: Mapping[str, npt.NDArray[Any]]) -> FaissIndex:

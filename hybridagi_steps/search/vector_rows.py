@@ -87,12 +87,16 @@ class VectorStore:
 
     @property
     def stored(self) -> Stored:
-        """As `vectors`, but in whole numbers if all came so."""
+        """As `vectors`, in whole numbers if all came so; of what is gone nothing is left in it."""
         if self._short is None or self._file is None:
-            return self.held
-        whole = np.empty((self.count, self.dimension), np.int16)
-        filed = self._file.copy_to(whole)
-        whole[filed:] = self._short[filed : self.count]
+            whole = self.held
+        else:
+            whole = np.empty((self.count, self.dimension), np.int16)
+            filed = self._file.copy_to(whole)
+            whole[filed:] = self._short[filed : self.count]
+        if self.dead:
+            whole = whole if whole.flags.writeable else whole.copy()
+            whole[~self.alive] = np.eye(1, self.dimension)  # nobody's, but a direction
         return whole
 
     def read(self, positions: Positions | slice) -> FloatMatrix:
