@@ -277,6 +277,27 @@ def test_an_embedder_that_fails_loses_nothing_and_is_tried_again() -> None:
     assert memory.stats()["embedded"] == 1
 
 
+def test_an_embedder_of_the_same_name_with_longer_vectors_stores_none(tmp_path: Path) -> None:
+    class Sized(HashingEmbedder):
+        @property
+        def model_id(self) -> str:
+            return "mine"
+
+    with StepMemory(tmp_path / "s.db", embedder=Sized(64)) as memory:
+        memory.add([step(f"thing {n}") for n in range(5)])
+        memory.flush()
+    with StepMemory(tmp_path / "s.db", embedder=Sized(128)) as memory:
+        memory.add(step("thing of zebras"))
+        for call in (memory.flush, lambda: memory.search("thing")):
+            with pytest.raises(EmbedderMismatchError, match=r"64 dimensions.*128 dimensions"):
+                call()
+    with StepMemory(tmp_path / "s.db", embedder=Sized(64)) as memory:
+        assert memory.search("zebras", k=1)[0].step.purpose == "thing of zebras"
+        memory.reembed(Sized(128))
+        assert memory.search("zebras", k=1)[0].step.purpose == "thing of zebras"
+        assert memory.stats()["embedded"] == 6
+
+
 def test_a_memory_remembers_its_embedder(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with StepMemory(path, embedder="hashing") as memory:
