@@ -37,7 +37,7 @@ from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 
-FORMAT = 10
+FORMAT = 11
 """Layout of the cache; another one is not read."""
 
 PAGE = 2_000
