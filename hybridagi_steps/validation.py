@@ -88,7 +88,7 @@ def checked_redact(redact: Redact | None) -> Redact | None:
 def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     if not isinstance(step, AgentStep):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"expected an AgentStep, got {type(step).__name__}.")
-    fields = vars(step)
+    fields = step.__dict__
     for value in map(fields.get, ID_FIELDS):
         if value is None or type(value) is UUID:
             continue
@@ -97,7 +97,7 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
             break
     if (parent := fields.get("parent_id")) is not None and _is_same(parent, fields["id"]):
         step = without_parent(step)
-        fields = vars(step)
+        fields = step.__dict__
     extra = step.__pydantic_extra__
     if redact is None and _is_plain(fields) and (not extra or is_json(extra)):
         return step
@@ -133,7 +133,8 @@ def _is_same(one: UUID | str, other: UUID | str) -> bool:
 
 def _is_plain(fields: dict[str, Any]) -> bool:
     """Return whether the values of nearly every step are as they may be stored."""
-    return all(map(is_json, map(fields.get, _VALUES)))
+    value = fields.get
+    return is_json(value("inputs")) and is_json(value("outputs")) and is_json(value("metadata"))
 
 
 def _check_ids(step: AgentStep, fields: Mapping[str, Any]) -> None:

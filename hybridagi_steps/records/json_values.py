@@ -99,8 +99,6 @@ def is_json(value: Any, depth: int = 0) -> bool:
     Nearly every value is, and this costs a fourth of a walk that could name its repairs.
     """
     kind = cast("type[Any]", type(value))
-    if kind is str:
-        return is_clean(value)
     if kind is dict:
         if depth > MAX_DEPTH:
             return False
@@ -108,18 +106,18 @@ def is_json(value: Any, depth: int = 0) -> bool:
             if type(key) is not str or not key.isprintable():
                 return False
             # Most values are texts, numbers or nothing: asked here, they cost no call of ours.
-            if type(item) is str:
+            kind = cast("type[Any]", type(item))
+            if kind is str:
                 if "\x00" in item or not (item.isascii() or is_clean(item)):
                     return False
-            elif type(item) is float:
-                if not math.isfinite(item):
-                    return False
-            elif type(item) is int:
+            elif kind is int:
                 if not _INT_MIN <= item <= _INT_MAX:
                     return False
-            elif item is not None and not is_json(item, depth + 1):
+            elif item is not None and kind is not bool and not is_json(item, depth + 1):
                 return False
         return True
+    if kind is str:
+        return is_clean(value)
     if value is None or kind is bool:
         return True
     if kind is int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, count
 from zlib import crc32
 
 import numpy as np
@@ -36,7 +36,7 @@ from hybridagi_steps.stores.sql.tables import (
     runs_of,
 )
 from hybridagi_steps.stores.sql.where import Condition, PlainValue, key_columns, scalar_kind
-from hybridagi_steps.stores.sql.writing import StepWriting
+from hybridagi_steps.stores.sql.writing import NOWHERE, StepWriting
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import InMemoryDatabase
 
@@ -187,8 +187,11 @@ _INSERT_IN_SESSION = f"""INSERT INTO agent_step
             WHERE s.namespace = ?1 AND s.id = ?5))"""  # noqa: S608 - no value in it
 # Several steps in one transaction: what those look up for each is looked up once.
 _FIRST_ROW = f"SELECT {_NEXT_ROW}"
-_INSERT_AT = """INSERT INTO agent_step (namespace, id, body, checksum, branch_id, sequence, row)
+_INSERT_AT = """INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
+# sqlite3 looks for an adapter of each None: two of them take a sixth of an INSERT.
+_INSERT_NOWHERE = """INSERT INTO agent_step (row, namespace, id, body, checksum)
+    VALUES (?, ?, ?, ?, ?)"""
 _FEW = 8
 """Steps that one statement inserts, their rows numbered by itself: those of a turn."""
 _INSERT_MESSAGE = """INSERT INTO message
@@ -257,7 +260,7 @@ LEFTOVERS = f"""SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL
 @cache
 def _insert_few(steps: int) -> str:
     """Return SQL that inserts so many steps in their order, and returns their rows."""
-    places = ", ".join(f"({place}, ?, ?, ?, ?, ?, ?)" for place in range(steps))
+    places = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * steps)
     return f"""WITH next(row) AS MATERIALIZED (SELECT {_NEXT_ROW}),
         given(place, namespace, id, body, checksum, branch_id, sequence) AS (VALUES {places})
         INSERT INTO agent_step (row, namespace, id, body, checksum, branch_id, sequence)
@@ -325,26 +328,30 @@ class SqliteSteps(SqliteTables, StepWriting):
         pins: Mapping[str, BranchPosition],
     ) -> list[int]:
         """Insert steps under their ids: pinned, or at the end of their session."""
+        namespace, few = self._namespace, len(ids) <= _FEW
         given = zip(ids, steps, strict=True)
         lines = [None if step_id in pins else line_of(step) for step_id, step in given]
         ends = self._ends_of(connection, lines)
-        namespace = self._namespace
+        nowhere = not few and not pins and {*ends.values()} == {NOWHERE}
+        places = [
+            () if nowhere else pins.get(step_id) or ends[line]
+            for step_id, line in zip(ids, lines, strict=True)
+        ]
+        first = 0 if few else connection.execute(_FIRST_ROW).fetchone()[0]
         values = (
-            (namespace, step_id, *checked_body(step, namespace), *(pins.get(step_id) or ends[line]))
-            for step_id, step, line in zip(ids, steps, lines, strict=True)
+            (row, namespace, step_id, *checked_body(step, namespace), *place)
+            for row, step_id, step, place in zip(count(first), ids, steps, places, strict=False)
         )
-        first = OPEN_END  # what one statement inserts is not there when it fails
         try:
-            if len(ids) <= _FEW:
+            if few:
                 inserted = connection.execute(_insert_few(len(ids)), [*chain(*values)])
                 first = min(inserted)[0]
             else:
-                (first,) = connection.execute(_FIRST_ROW).fetchone()
-                numbered = ((*each, row) for row, each in enumerate(values, first))
-                connection.executemany(_INSERT_AT, numbered)
+                connection.executemany(_INSERT_NOWHERE if nowhere else _INSERT_AT, values)
         except sqlite3.IntegrityError as error:
             stored = self._rows_of(connection, ids)
-            twice = next(step_id for step_id in ids if stored.get(step_id, first) < first)
+            before = first or OPEN_END  # what one statement inserts is not there when it fails
+            twice = next(step_id for step_id in ids if stored.get(step_id, OPEN_END) < before)
             raise DuplicateStepError(twice) from error
         rows = list(range(first, first + len(steps)))
         self._insert_vectors(connection, rows, steps)
@@ -357,7 +364,7 @@ class SqliteSteps(SqliteTables, StepWriting):
         connection.executemany(
             _INSERT_AT,
             (
-                (namespace, step.id, body.decode(), crc32(body, namespace), *step[2:4], row)
+                (row, namespace, step.id, body.decode(), crc32(body, namespace), *step[2:4])
                 for row, step in zip(rows, steps, strict=True)
                 for body in step.texts
             ),
