@@ -89,10 +89,11 @@ def decode_body(body: str | bytes) -> AgentStep:
     values["created_at"] = datetime.fromisoformat(values["created_at"])
     if (metrics := values.get("metrics")) is not None:
         values["metrics"] = StepMetrics.model_construct(**metrics)
-    if values.keys() <= _FIELDS:
-        return unvalidated(AgentStep, _IN_ORDER | values, {})
-    extra = {name: values.pop(name) for name in values.keys() - _FIELDS}
-    return unvalidated(AgentStep, _IN_ORDER | values, extra)
+    fields = _IN_ORDER | values
+    if len(fields) == len(_FIELDS):
+        return unvalidated(AgentStep, fields, {})
+    extra = {name: fields.pop(name) for name in fields.keys() - _FIELDS}
+    return unvalidated(AgentStep, fields, extra)
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, count
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -69,8 +70,7 @@ class SqliteTables(Tables):
         """Write the keys of new steps when there are many and nobody else writes."""
         if not self._db.writable:
             return
-        with self._db.reading() as connection:
-            long = self._tail_length(connection) > _LONGEST_TAIL
+        long = self._tail(self._db.known(_TAIL, (self._namespace,)))[0] > _LONGEST_TAIL
         while long:
             try:
                 with self._db.patience.at_most(0), self._db.writing() as connection:
@@ -85,19 +85,15 @@ class SqliteTables(Tables):
 
     def _write_keys(self, connection: Connection) -> bool:
         """Write one batch of keys inside a transaction; return whether more are left."""
-        length, last = self._tail(connection)
+        length, last = self._tail(connection.execute(_TAIL, (self._namespace,)).fetchone())
         through = last - max(length - KEYS_PER_TRANSACTION, 0)
         connection.execute(_WRITE_KEYS, (self._namespace, through))
         update = "UPDATE namespace SET keys_through = ? WHERE id = ?"
         connection.execute(update, (through, self._namespace))
         return through < last
 
-    def _tail_length(self, connection: Connection) -> int:
-        return self._tail(connection)[0]
-
-    def _tail(self, connection: Connection) -> tuple[int, int]:
+    def _tail(self, found: Any) -> tuple[int, int]:
         """Return how many rows have no keys, and the last row of all."""
-        found = connection.execute(_TAIL, (self._namespace,)).fetchone()
         if found is None or found[0] is None:
             raise damaged(f"{self._db.name}: namespace {self._namespace}", "it is not there")
         return int(found[0]), int(found[1])
