@@ -131,7 +131,7 @@ def _is_same(one: UUID | str, other: UUID | str) -> bool:
     return one == other or (type(one) is not type(other) and id_text(one) == id_text(other))
 
 
-def _is_plain(fields: dict[str, Any]) -> bool:
+def _is_plain(fields: Mapping[str, Any]) -> bool:
     """Return whether the values of nearly every step are as they may be stored."""
     value = fields.get
     return is_json(value("inputs")) and is_json(value("outputs")) and is_json(value("metadata"))
