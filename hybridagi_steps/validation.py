@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC
+from operator import itemgetter
 from types import NoneType
 from typing import Any, Protocol, TypeAlias, cast
 from uuid import UUID
@@ -48,6 +49,7 @@ MOST_PRIORITY = 1_000
 """Of work in a queue; the least is its negative."""
 
 _VALUES = ("inputs", "outputs", "metadata")
+_ids_of = itemgetter(*ID_FIELDS)
 
 
 def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
@@ -89,7 +91,11 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     if not isinstance(step, AgentStep):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"expected an AgentStep, got {type(step).__name__}.")
     fields = step.__dict__
-    for value in map(fields.get, ID_FIELDS):
+    try:
+        ids = _ids_of(fields)
+    except KeyError:  # it was pickled by an earlier version, which had fewer
+        ids = tuple(map(fields.get, ID_FIELDS))
+    for value in ids:
         if value is None or type(value) is UUID:
             continue
         if type(value) is not str or not 0 < len(value) <= MAX_ID_LENGTH or not value.isprintable():
