@@ -101,11 +101,26 @@ class MessageFilter(StepReading):
         with self._db.reading() as connection:
             page = (self._namespace, max(after - MESSAGE_ROWS, 0), limit)
             found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
-            lines = sessions_of(connection, {branch_id for *_, branch_id in found})
+            branches = {branch_id for *_, branch_id in found} if "sessions" in names else set[int]()
+            lines = sessions_of(connection, branches)
         sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
         keys = [{**keys_of(body), "sessions": sessions.get(branch)} for _, body, branch in found]
         rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
         return rows, {name: [one.get(name) for one in keys] for name in names}
+
+    def message_metadata(
+        self, key: str, *, after: int, through: int
+    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+        """Return the messages in a range of rows that have a plain value under a metadata key."""
+        found: list[tuple[int, tuple[str, str | float | None]]] = []
+        with self._db.reading() as connection:
+            for row, body, _ in self._bodies(connection, after - MESSAGE_ROWS):
+                if row + MESSAGE_ROWS > through:
+                    break
+                metadata = as_object(_fields(body).get("metadata"))
+                if key in metadata and (kind := scalar_kind(metadata[key]))[0] != "other":
+                    found.append((row + MESSAGE_ROWS, kind))
+        return found
 
     def message_rows(self, where: StepFilter) -> Rows:
         """Return the rows of messages that match, ascending."""
@@ -171,8 +186,12 @@ class MessageFilter(StepReading):
                 for row in self._column(connection, _OF_LINK, *link)
             ]
             yield from connection.execute(_BODIES_OF, (self._namespace, many(rows)))
-            return
-        after, full = 0, True
+        else:
+            yield from self._bodies(connection, 0)
+
+    def _bodies(self, connection: Connection, after: int) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the rows above one, bodies and branches of all messages."""
+        full = True
         while full:
             asked = (self._namespace, after, _BODIES_AT_ONCE)
             page = connection.execute(_PAGE_OF_BODIES, asked).fetchall()
