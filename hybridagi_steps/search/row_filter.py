@@ -55,6 +55,8 @@ Owners = npt.NDArray[np.int32]
 """The number of a user, `NOBODY` or `SEVERAL`."""
 _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
+_LONG_LINE = 1_000
+"""A line of so many messages has its keys in columns."""
 _MOST_JOINED = 100_000
 """Rows of both kinds that answers may have which are remembered."""
 
@@ -343,12 +345,24 @@ class _MessageColumns(FilterColumns):
         return self._index.message_keys(names, after=after, limit=PAGE)
 
     def rows(self, where: StepFilter) -> Rows:
-        if where.scope not in (ABANDONED, REVOKED) or where.session_id is not None:
+        if where.session_id is not None:
+            return self._of_session(where)
+        if where.scope not in (ABANDONED, REVOKED):
             return super().rows(where)
         found = super().rows(where.model_copy(update={"scope": EVERY_SCOPE}))
         abandoned, revoked = self.hidden()
         asked = revoked if where.scope == REVOKED else without(abandoned, revoked)
         return found[np.isin(found, asked)]
+
+    def _of_session(self, where: StepFilter) -> Rows:
+        """Return the rows in a session's line that match: only the store knows the line."""
+        rest = where.model_copy(update={"session_id": None, "scope": EVERY_SCOPE})
+        if rest.conditions <= {"kinds"}:
+            return self._rows_of(where)
+        line = self._rows_of(StepFilter(session_id=where.session_id, scope=where.scope))
+        if len(line) < _LONG_LINE and not self._columns.keys() >= {*self._names(rest)}:
+            return self._rows_of(where)  # rather than read keys of all messages
+        return line[np.isin(line, self.rows(rest))]
 
     def _is_for_the_store(self, where: StepFilter) -> bool:
         return self._may_change(where)

@@ -62,6 +62,7 @@ _PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row > ? ORDER BY row LIMIT ?"""
 _BODIES_OF = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+_ROWS = "SELECT row FROM message WHERE namespace = ?"
 _OF_LINK = "SELECT row FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ?"
 _ABANDONED = """SELECT m.row FROM branch b
     JOIN message m ON m.branch_id = b.id AND m.sequence > b.reach
@@ -75,6 +76,7 @@ _NESTED = """SELECT CAST(body AS BLOB) FROM message
     WHERE +namespace = ? AND body LIKE ?"""
 _NAMING_PARENTS = '%"parent_run_id"%'
 _BODIES_AT_ONCE = 5_000
+_NOT_IN_BODIES = {"session_id", "kinds", "scope", "exclude"}
 _LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
 _SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
     WHERE row > ? AND +namespace = ? AND body LIKE ? ORDER BY row LIMIT ?"""
@@ -164,27 +166,38 @@ class MessageFilter(StepReading):
         """Return the rows of `message` that match a filter."""
         if not where.finds("message"):
             return []
+        found = (
+            self._rows_in(connection, where.session_id)
+            if where.conditions <= _NOT_IN_BODIES
+            else self._with_keys(connection, where)
+        )
+        gone = {r for each in where.excluded() for r in self._matching_messages(connection, each)}
+        found = [row for row in found if row not in gone] if gone else found
+        return self._in_scope(connection, where.scope, found)
+
+    def _with_keys(self, connection: Connection, where: StepFilter) -> list[int]:
+        """Return the rows of messages whose keys a filter asks for, whatever it excludes."""
         asked = list(self._candidates(connection, where))
         keys = {row: keys_of(body) for row, body, _ in asked}
         origins = {row: (keys[row]["run_id"], branch_id) for row, _, branch_id in asked}
         owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
         rated = self._rated(connection, where.min_score)
-        found = [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
-        gone = {r for each in where.excluded() for r in self._matching_messages(connection, each)}
-        found = [row for row in found if row not in gone] if gone else found
-        return self._in_scope(connection, where.scope, found)
+        return [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
+
+    def _rows_in(self, connection: Connection, session_id: str | None) -> list[int]:
+        """Return the rows of all messages, or of a session's line."""
+        if session_id is None:
+            return self._column(connection, _ROWS, self._namespace)
+        tip = tip_of(connection, self._namespace, session_id)
+        lines = links(connection, tip) if tip is not None else []
+        return [row for link in lines for row in self._column(connection, _OF_LINK, *link)]
 
     def _candidates(
         self, connection: Connection, where: StepFilter
     ) -> Iterator[tuple[int, bytes, int]]:
         """Yield the rows, bodies and branches of all messages, or of a session's line."""
         if where.session_id is not None:
-            tip = tip_of(connection, self._namespace, where.session_id)
-            rows = [
-                row
-                for link in (links(connection, tip) if tip is not None else [])
-                for row in self._column(connection, _OF_LINK, *link)
-            ]
+            rows = self._rows_in(connection, where.session_id)
             yield from connection.execute(_BODIES_OF, (self._namespace, many(rows)))
         else:
             yield from self._bodies(connection, 0)
