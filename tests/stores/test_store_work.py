@@ -179,6 +179,60 @@ def test_a_search_among_messages_reads_no_other_conversation(
     assert ran[1] <= ran[0] + 2
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory]:
+    """Three hundred short conversations, and one that is long."""
+    address = tmp_path / "steps.db"
+    if request.param == "postgres":
+        address = request.getfixturevalue("postgres_address")
+    with StepMemory(address, embedder="hashing", durability="normal") as memory:
+        for n in range(300):
+            keys: dict[str, Any] = {"metadata": {"mood": ["glad", "sad"][n % 2]}}
+            said = [message(f"book {n}", **keys), message(f"{n} is booked", **keys)]
+            memory.repository().store.commit(f"s{n}", said)
+        long = [message(f"no book {n}", metadata={"mood": "long"}) for n in range(1_200)]
+        memory.repository().store.commit("long", long)
+        memory.flush()
+        yield memory
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "finds"),
+    [
+        ({"metadata": {"mood": "glad"}}, {"metadata": {"mood": "sad"}}, 300),
+        ({"exclude": {"metadata": {"mood": "sad"}}}, {"metadata": {"mood": "glad"}}, 300),
+        ({"metadata": {"mood": 1}}, {"exclude": [{"metadata": {"mood": "long"}}]}, 600),
+        ({"sources": "x"}, {"exclude": {"sources": "y"}, "trust": "team"}, 1_800),
+        ({"since": "2001-01-01"}, {"since": "2002-01-01", "until": "2100-01-01"}, 1_800),
+        ({"scope": "abandoned"}, {"scope": "revoked"}, 0),
+        ({"exclude": {"session_id": "s1"}}, {"exclude": {"session_id": "long"}}, 600),
+        ({"session_id": "long", "since": "2001-01-01"}, {"session_id": "long"}, 1_200),
+        (
+            {"session_id": "long", "since": "2001-01-01"},
+            {"session_id": "long", "until": "2100-01-01"},
+            1_200,
+        ),
+    ],
+)
+def test_a_filter_asked_with_another_value_reads_no_message_again(
+    talks: StepMemory, monkeypatch: pytest.MonkeyPatch, first: Any, then: Any, finds: int
+) -> None:
+    read, fields = list[Any](), message_filter._fields  # pyright: ignore[reportPrivateUsage]
+
+    def counted(body: Any) -> dict[str, Any]:
+        read.append(body)
+        return fields(body)
+
+    monkeypatch.setattr(message_filter, "_fields", counted)
+    talks.search("book", where=first)
+    asked = len(read)
+    assert len(talks.search("book", k=2_000, where=then)) == finds
+    assert len(read) == asked
+    talks.repository().store.commit("s1", [message("book", metadata={"mood": "sad"})])
+    talks.search("book", where=then)
+    assert len(read) - asked <= 6
+
+
 def test_words_wait_for_no_disk_and_steps_do(
     memory: StepMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
