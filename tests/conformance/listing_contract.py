@@ -131,7 +131,7 @@ class ListingContract:
         expected = recorded_of(steps, user)
         for limit in (1, 3, 99):
             for offset in (0, 1, 2, 7):
-                asked = {"limit": limit, "offset": offset, "user_id": user}
-                found = store.sessions(**asked, recorded=True)
+                page = {"limit": limit, "offset": offset}
+                found = store.sessions(**page, user_id=user, recorded=True)
                 known = [(each.session_id, each.runs, each.user_id) for each in found]
                 assert known == expected[offset : offset + limit]
