@@ -16,7 +16,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.testing.conformance.samples import SessionStepStore, message, step
 
-FIRST_AND_STEPS = {"FEWEST_STEPS": 1, "STEPS_OF_EACH": 1, "PART_OF_STEPS": 1}
+AT_ONCE = {"FEWEST_ROWS": 1, "ROWS_OF_EACH": 1, "PART_OF_ROWS": 1}
 WHERES: list[dict[str, Any]] = [
     {},
     {"scope": EVERY_SCOPE},
@@ -98,9 +98,9 @@ class ListingContract:
     ) -> list[AgentStep]:
         chance = Random(16)
         if request.param:
-            for name, least in FIRST_AND_STEPS.items():
+            for name, least in AT_ONCE.items():
                 monkeypatch.setattr(f"hybridagi_steps.stores.sql.tables.{name}", least)
-            monkeypatch.setattr("hybridagi_steps.stores.sql.sessions._FEW_RECORDED", 1)
+            monkeypatch.setattr("hybridagi_steps.stores.sql.sessions._FEW", 1)
         made = made_up(chance, 200)
         store.append(made[:90])
         store.commit("talk", [message()], [])  # what names it from here on belongs to it

@@ -28,7 +28,6 @@ from hybridagi_steps.stores.sql.lineage import (
 from hybridagi_steps.stores.sql.session_commits import SessionCommits
 from hybridagi_steps.stores.sql.tables import (
     DERIVED,
-    NEWEST_STEPS,
     OF_USER,
     Connection,
     is_storable,
@@ -38,7 +37,7 @@ from hybridagi_steps.stores.sql.tables import (
 _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, user_id,
         checksum FROM session
     WHERE namespace = ? {} ORDER BY written DESC LIMIT ? OFFSET ?"""
-_RECORDED = """WITH {}known AS MATERIALIZED (
+_RECORDED = """WITH found AS MATERIALIZED (
         SELECT v.session_id, v.run_id, v.row, v.user_id, v.created_at FROM step_view v
         WHERE v.namespace = ? AND v.session_id IS NOT NULL AND v.branch_id IS NULL
         AND v.session_id {} AND NOT EXISTS (
@@ -46,17 +45,18 @@ _RECORDED = """WITH {}known AS MATERIALIZED (
     SELECT v.session_id, count(DISTINCT v.run_id), min(v.row), min(v.created_at),
         max(v.created_at), CASE WHEN count(v.user_id) = count(*) AND min(v.user_id) = max(v.user_id)
         THEN min(v.user_id) END
-    FROM known v GROUP BY v.session_id HAVING {} ORDER BY max(v.row) DESC LIMIT ? OFFSET ?"""
-_OF_USER = """page AS MATERIALIZED (SELECT session_id FROM step_view
-    WHERE namespace = ? AND user_id = ? AND branch_id IS NULL), """
-_IN_PAGE = "IN (SELECT session_id FROM page{})"
-_WRITTEN_IN_PAGE = " AND max(v.row) >= (SELECT min(row) FROM page)"
+    FROM found v GROUP BY v.session_id HAVING {} ORDER BY max(v.row) DESC LIMIT ? OFFSET ?"""
+_RECORDED_SINCE = """WITH found AS MATERIALIZED (SELECT k.session_id FROM step_view k
+        WHERE k.namespace = ? AND k.row >= ? AND k.session_id IS NOT NULL AND k.branch_id IS NULL{})
+    SELECT DISTINCT session_id FROM found"""
+_SOME = "IN (SELECT value FROM json_each(?))"
 _BY_NAME = ">= ''"
 """What every name is, and what makes SQLite ask the index of steps without messages."""
-_SOME_RECORDED = f"""SELECT count(*) FROM (SELECT 1 FROM step_view
+_FEW_RECORDED = f"""SELECT count(*) < ? FROM (SELECT 1 FROM step_view
     WHERE namespace = ? AND session_id IS NOT NULL AND branch_id IS NULL AND session_id {_BY_NAME}
     LIMIT ?) some_steps"""  # noqa: S608 - no value in it
-_FEW_RECORDED = 1_000  # steps whose sessions are found at once
+_FEW = 1_000
+"""Steps without messages of which all sessions are found at once."""
 _LAST_SAID = """SELECT m.said, m.body, m.id, s.id, m.sequence
     FROM (SELECT id, branch_id FROM session WHERE namespace = ? ORDER BY written DESC LIMIT ?) s
     JOIN message m ON m.branch_id = s.branch_id AND m.sequence = (
@@ -176,20 +176,19 @@ class SessionTables(SessionCommits):
         self, connection: Connection, whose: list[str], limit: int, offset: int
     ) -> list[Any]:
         """Return what is known of a page of them, from the newest steps alone if they hold it."""
-        key, page = self._namespace, (*whose, limit, offset)
-        of_user = OF_USER if whose else "TRUE"
-        asked = (key, _FEW_RECORDED)
-        if connection.execute(_SOME_RECORDED, asked).fetchone()[0] == _FEW_RECORDED:
-            of_page = _IN_PAGE.format(" WHERE user_id = ?" if whose else "")
-            query = _RECORDED.format(NEWEST_STEPS, of_page, of_user + _WRITTEN_IN_PAGE)
-            for steps in self._ever_more_steps(connection, limit + offset):
-                found = connection.execute(query, (key, steps, key, *whose, *page)).fetchall()
+        key, page, of_user = self._namespace, (*whose, limit, offset), OF_USER if whose else "TRUE"
+        since = _RECORDED_SINCE.format(" AND k.user_id = ?" if whose else "")
+        query = _RECORDED.format(_SOME, of_user)
+        if not connection.execute(_FEW_RECORDED, (_FEW, key, _FEW)).fetchone()[0]:
+            for row in self._earlier_rows(connection, limit + offset):
+                names = many(self._column(connection, since, key, row, *whose))
+                found = connection.execute(query, (key, names, *page)).fetchall()
                 if len(found) == limit:
                     return found
         if whose:
-            query = _RECORDED.format(_OF_USER, _IN_PAGE.format(""), of_user)
-            return connection.execute(query, (key, *whose, key, *page)).fetchall()
-        query = _RECORDED.format("", _BY_NAME, of_user)
+            names = many(self._column(connection, since, key, 0, *whose))
+            return connection.execute(query, (key, names, *page)).fetchall()
+        query = _RECORDED.format(_BY_NAME, of_user)
         return connection.execute(query, (key, *page)).fetchall()
 
     def unanswered(self, limit: int) -> list[Step]:

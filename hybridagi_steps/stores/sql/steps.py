@@ -22,7 +22,6 @@ from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checks
 from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import (
     DERIVED,
-    NEWEST_STEPS,
     OF_USER,
     Connection,
     Tables,
@@ -59,16 +58,16 @@ _LAST_STATUS = """SELECT status FROM step_view WHERE namespace = ? AND run_id = 
 _RUN_STATUS = {"error": "failed", "cancelled": "cancelled"}
 """By the status of its last step."""
 _RUN = "SELECT run_id, score, feedback, checksum FROM run WHERE namespace = ? AND run_id = ?"
-_RUNS_IF = """WITH {}known AS MATERIALIZED (
+_RUNS_OF = """WITH found AS MATERIALIZED (SELECT k.run_id FROM step_view k
+        WHERE {} AND k.run_id IS NOT NULL)
+    SELECT DISTINCT run_id FROM found"""
+_RUNS_IF = """WITH found AS MATERIALIZED (
         SELECT v.run_id, v.row, v.user_id, v.scope FROM step_view v
-        WHERE v.namespace = ? AND v.run_id IS NOT NULL{})
-    SELECT v.run_id FROM known v GROUP BY v.run_id HAVING {}
+        WHERE v.namespace = ? AND v.run_id {})
+    SELECT v.run_id FROM found v GROUP BY v.run_id HAVING {} AND min(v.row) >= ?
     ORDER BY min(v.row) DESC LIMIT ? OFFSET ?"""
 """MATERIALIZED, since SQLite asks the view by no index where it groups what it reads."""
-_NAMED = "named AS MATERIALIZED (SELECT k.run_id FROM step_view k WHERE {}), "
-_IS_NAMED = " AND v.run_id IN (SELECT run_id FROM named)"
-_IN_PAGE = " AND k.run_id IN (SELECT run_id FROM page)"
-_BEGUN_IN_PAGE = " AND min(v.row) >= (SELECT min(row) FROM page)"
+_SOME = "IN (SELECT value FROM json_each(?))"
 _OWN_HISTORY = "count(v.scope) < count(*)"
 _IN_SCOPE = "max(CASE WHEN v.scope = ? THEN 1 ELSE 0 END) = 1"
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
@@ -228,19 +227,24 @@ class StepReading(Tables):
         whose, values = self._whose_runs(where)
         anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
         some, asked = self._condition(connection, anyhow)
-        key, page = self._namespace, (*values, limit, offset)
-        if where.run_id is None and where.session_id is None:  # these an index finds
-            named = NEWEST_STEPS + _NAMED.format(some + _IN_PAGE)
-            query = _RUNS_IF.format(named, _IS_NAMED, whose + _BEGUN_IN_PAGE)
-            for steps in self._ever_more_steps(connection, limit + offset):
-                found = self._column(connection, query, key, steps, *asked, key, *page)
-                if len(found) == limit:
-                    return found
-        if where.conditions - {"scope"}:
-            query = _RUNS_IF.format(_NAMED.format(some), _IS_NAMED, whose)
-            return self._column(connection, query, *asked, key, *page)
+        key, filters = self._namespace, where.conditions - {"scope"}
+        newest = _RUNS_OF.format("k.namespace = ? AND k.row >= ?")
+        of_these = _RUNS_OF.format(f"{some} AND k.run_id {_SOME}")
+        query = _RUNS_IF.format(_SOME, whose)
+        by_index = {"run_id", "session_id"} & filters
+        for row in () if by_index else self._earlier_rows(connection, limit + offset):
+            runs = self._column(connection, newest, key, row)
+            if filters:
+                runs = self._column(connection, of_these, *asked, many(runs))
+            found = self._column(connection, query, key, many(runs), *values, row, limit, offset)
+            if len(found) == limit:
+                return found
+        page = (*values, 0, limit, offset)
+        if filters:
+            runs = self._column(connection, _RUNS_OF.format(some), *asked)
+            return self._column(connection, query, key, many(runs), *page)
         if where.scope != EVERY_SCOPE:
-            return self._column(connection, _RUNS_IF.format("", "", whose), key, *page)
+            return self._column(connection, _RUNS_IF.format("IS NOT NULL", whose), key, *page)
         every = {"namespace": key, "limit": limit, "offset": offset}
         return [run_id for (run_id,) in connection.execute(self._runs, every)]
 
