@@ -46,9 +46,11 @@ _RECORDED = """WITH found AS MATERIALIZED (
         max(v.created_at), CASE WHEN count(v.user_id) = count(*) AND min(v.user_id) = max(v.user_id)
         THEN min(v.user_id) END
     FROM found v GROUP BY v.session_id HAVING {} ORDER BY max(v.row) DESC LIMIT ? OFFSET ?"""
-_RECORDED_SINCE = """WITH found AS MATERIALIZED (SELECT k.session_id FROM step_view k
-        WHERE k.namespace = ? AND k.row >= ? AND k.session_id IS NOT NULL AND k.branch_id IS NULL{})
-    SELECT DISTINCT session_id FROM found"""
+_RECORDED_SINCE = """WITH found AS MATERIALIZED (
+        SELECT CASE WHEN k.branch_id IS NULL THEN k.session_id END AS session_id FROM step_view k
+        WHERE k.namespace = ? AND k.row >= ?{})
+    SELECT DISTINCT session_id FROM found WHERE session_id IS NOT NULL"""
+"""CASE: of a condition PostgreSQL may conclude to ask the index by session, which has all rows."""
 _SOME = "IN (SELECT value FROM json_each(?))"
 _BY_NAME = ">= ''"
 """What every name is, and what makes SQLite ask the index of steps without messages."""
@@ -181,8 +183,10 @@ class SessionTables(SessionCommits):
         query = _RECORDED.format(_SOME, of_user)
         if not connection.execute(_FEW_RECORDED, (_FEW, key, _FEW)).fetchone()[0]:
             for row in self._earlier_rows(connection, limit + offset):
-                names = many(self._column(connection, since, key, row, *whose))
-                found = connection.execute(query, (key, names, *page)).fetchall()
+                names = self._column(connection, since, key, row, *whose)
+                if len(names) < limit + offset:
+                    continue  # and spare what there may be of steps in these
+                found = connection.execute(query, (key, many(names), *page)).fetchall()
                 if len(found) == limit:
                     return found
         if whose:

@@ -64,7 +64,7 @@ _RUNS_OF = """WITH found AS MATERIALIZED (SELECT k.run_id FROM step_view k
 _RUNS_IF = """WITH found AS MATERIALIZED (
         SELECT v.run_id, v.row, v.user_id, v.scope FROM step_view v
         WHERE v.namespace = ? AND v.run_id {})
-    SELECT v.run_id FROM found v GROUP BY v.run_id HAVING {} AND min(v.row) >= ?
+    SELECT v.run_id FROM found v GROUP BY v.run_id HAVING {}
     ORDER BY min(v.row) DESC LIMIT ? OFFSET ?"""
 """MATERIALIZED, since SQLite asks the view by no index where it groups what it reads."""
 _SOME = "IN (SELECT value FROM json_each(?))"
@@ -227,19 +227,21 @@ class StepReading(Tables):
         whose, values = self._whose_runs(where)
         anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
         some, asked = self._condition(connection, anyhow)
-        key, filters = self._namespace, where.conditions - {"scope"}
         newest = _RUNS_OF.format("k.namespace = ? AND k.row >= ?")
+        # The + keeps SQLite from walking all earlier rows where an index has those of a run.
+        older = _RUNS_OF.format(f"k.namespace = ? AND +k.row < ? AND k.run_id {_SOME}")
         of_these = _RUNS_OF.format(f"{some} AND k.run_id {_SOME}")
-        query = _RUNS_IF.format(_SOME, whose)
+        query, page = _RUNS_IF.format(_SOME, whose), (*values, limit, offset)
+        key, filters = self._namespace, where.conditions - {"scope"}
         by_index = {"run_id", "session_id"} & filters
         for row in () if by_index else self._earlier_rows(connection, limit + offset):
-            runs = self._column(connection, newest, key, row)
+            runs = {*self._column(connection, newest, key, row)}
+            runs.difference_update(self._column(connection, older, key, row, many(runs)))
             if filters:
                 runs = self._column(connection, of_these, *asked, many(runs))
-            found = self._column(connection, query, key, many(runs), *values, row, limit, offset)
+            found = self._column(connection, query, key, many(runs), *page)
             if len(found) == limit:
                 return found
-        page = (*values, 0, limit, offset)
         if filters:
             runs = self._column(connection, _RUNS_OF.format(some), *asked)
             return self._column(connection, query, key, many(runs), *page)
