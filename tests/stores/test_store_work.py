@@ -233,6 +233,51 @@ def test_a_filter_asked_with_another_value_reads_no_message_again(
     assert len(read) - asked <= 6
 
 
+LISTED: dict[str, Callable[[SqliteStepStore], list[Any]]] = {
+    "runs": lambda store: store.runs(limit=10),
+    "own runs": lambda store: store.runs(limit=10, where=StepFilter()),
+    "of a user": lambda store: store.runs(limit=10, where=StepFilter(user_id="u3")),
+    "of a session": lambda store: store.runs(limit=10, where=StepFilter(session_id="s3")),
+    "a run": lambda store: store.runs(limit=1, where=StepFilter(run_id="r3")),
+    "failed": lambda store: store.runs(limit=10, where=StepFilter(status="error")),
+    "sessions": lambda store: store.sessions(limit=10, recorded=True),
+    "a user's sessions": lambda store: store.sessions(limit=10, user_id="u3", recorded=True),
+}
+
+
+def test_a_page_of_runs_or_sessions_reads_no_others(work: Work, tmp_path: Path) -> None:
+    """They are among the newest steps, or an index has them; each was looked for in all steps."""
+    ran = {name: list[int]() for name in LISTED}
+    with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
+        for first, last in ((0, 20_000), (20_000, 40_000)):
+            names = [(f"s{n // 20}", f"u{n // 20 % 5}") for n in range(first, last)]
+            status = ["error" if n % 20 == 7 else "ok" for n in range(first, last)]
+            asked = zip(range(first, last), names, status, strict=True)
+            store.append(
+                [made(n, session_id=s, user_id=u, status=ended) for n, (s, u), ended in asked]
+            )
+            for name, call in LISTED.items():
+                call(store)
+                work.of(lambda call=call: call(store))
+                ran[name].append(work.ran)
+    assert {name: runs for name, runs in ran.items() if runs[1] > 1.1 * runs[0] + 2} == {}
+
+
+def test_sessions_with_messages_are_no_work_for_a_page_of_recorded_ones(
+    work: Work, tmp_path: Path
+) -> None:
+    ran = list[int]()
+    with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
+        store.append([made(n, session_id=f"s{n}") for n in range(20)])
+        for first in (0, 5_000):
+            asked = [made(n, run_id=f"t{n}") for n in range(first, first + 5_000)]
+            store.commit("talk", [message()], asked)
+            for _ in range(2):
+                work.of(lambda: store.sessions(limit=10, recorded=True))
+            ran.append(work.ran)
+    assert ran[1] <= ran[0] + 2
+
+
 def test_words_wait_for_no_disk_and_steps_do(
     memory: StepMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
