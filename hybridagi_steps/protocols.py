@@ -28,6 +28,7 @@ from hybridagi_steps.records.store_values import (
     Hidden,
     MessagePlace,
     PendingText,
+    PlainValues,
     Position,
     Rows,
     RunSummary,
@@ -187,31 +188,12 @@ class ValuedStore(Protocol):
         """Return the AgentSteps above one row and up to another that have a score of their own."""
         ...
 
-    def metadata_values(
-        self, key: str, *, after: int, through: int
-    ) -> list[tuple[int, tuple[str, str | float | None]]]:
-        """Return the AgentSteps within bounds as above that have a plain value under a key.
-
-        Beside each row stands the value as `stores.sql.where.scalar_kind` tells it.
-        """
+    def metadata_values(self, key: str, *, after: int, through: int) -> PlainValues:
+        """Return the AgentSteps within bounds as above that have a plain value under a key."""
         ...
 
     def rated_runs(self, least: float) -> list[str]:
         """Return the runs whose score, which may have changed, is at least this, ascending."""
-        ...
-
-
-@runtime_checkable
-class ValuedMessages(Protocol):
-    """What a `MessageIndex` has besides whose messages' metadata an index keeps in columns.
-
-    Without it a filter by metadata is asked of the store itself.
-    """
-
-    def message_metadata(
-        self, key: str, *, after: int, through: int
-    ) -> list[tuple[int, tuple[str, str | float | None]]]:
-        """Return the messages within bounds that have a plain value, as `metadata_values` does."""
         ...
 
 
@@ -255,6 +237,10 @@ class MessageIndex(Protocol):
         The name `sessions` asks for a JSON list: the session that a message was written to, and
         those that this was forked from; `author` for the user that the message itself names.
         """
+        ...
+
+    def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
+        """Return the messages within bounds that have a plain value, as `metadata_values` does."""
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:

@@ -6,8 +6,7 @@ marked, and dropped when they are many, so that what is listed by place outlives
 when a filter first names it. Texts are numbered, one small integer per row; the rows of a value
 asked for again are kept as a posting list. The store is asked each time for what can change without
 a new row (where branches stand, which runs have a score), and for what its indexes answer at once:
-one run, one session. What was read is kept in a file beside the index, for the next process. Not
-thread-safe by itself.
+one run, one session. What was read is kept in a file beside the index. Not thread-safe by itself.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from hybridagi_steps.search.key_columns import (
     Value,
     Values,
     equalities,
+    is_valued,
     metadata_key,
     metadata_name,
     microseconds,
@@ -67,7 +67,6 @@ class FilterColumns:
         self._store, self._restore = store, restore
         self._newest = 0
         self._values = store if isinstance(store, ValuedStore) else None
-        self._tells_metadata = self._values is not None
         self._saved: set[StepKey] = set()
         self._saved_rows = 0
         self._hidden: Hidden | None = None
@@ -215,9 +214,7 @@ class FilterColumns:
         """Tell whether what is found may change without a new row, or is in no column."""
         if where.session_id is not None or where.scope in (ABANDONED, REVOKED):
             return True
-        if where.min_score is not None and self._values is None:
-            return True
-        if where.metadata and not self._tells_metadata:
+        if self._values is None and (where.min_score is not None or where.metadata):
             return True
         asked = {metadata_key(key) for key in where.metadata or ()} - self._columns.keys()
         held = sum(metadata_name(name) is not None for name in self._columns)
@@ -348,24 +345,23 @@ class FilterColumns:
             return
         known = self._rows.values
         columns = {name: Column.of(name, len(known)) for name in names}
-        keys = [name for name in names if not _is_valued(name)]
+        keys = [name for name in names if not is_valued(name)]
         for rows, found in self._pages(keys, after=-1) if keys else ():
-            places = self._places(rows)
-            held = places != ABSENT
+            held = (places := self._places(rows)) != ABSENT
             for name, values in found.items():
                 columns[name].values[places[held]] = values[held]
         for start in range(0, len(known), PAGE):
             page = known[start : start + PAGE]
-            for name in filter(_is_valued, names):
-                values = self._valued(name, page, int(page[0]) - 1)
-                columns[name].values[start : start + PAGE] = values
+            for name in filter(is_valued, names):
+                column = columns[name].values[start : start + PAGE]
+                column[:] = self._valued(name, page, int(page[0]) - 1)
         self._columns.update(columns)
 
     def _pages(
         self, names: Sequence[StepKey], after: int
     ) -> Iterator[tuple[Rows, dict[StepKey, Values]]]:
         """Yield the rows above `after`, with what is to stand in their columns."""
-        stored = [name for name in names if not _is_valued(name)]
+        stored = [name for name in names if not is_valued(name)]
         full = True
         while full:
             rows, keys = self._keys_above(stored, after)
@@ -402,8 +398,3 @@ class FilterColumns:
         if self._alive is not None:
             held &= self._alive[found]
         return np.where(held, found, ABSENT)
-
-
-def _is_valued(name: StepKey) -> bool:
-    """Whether not all rows have such a key: a score, or a metadata key."""
-    return name == SCORE or metadata_name(name) is not None

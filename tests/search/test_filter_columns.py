@@ -435,16 +435,6 @@ def test_of_a_memory_without_messages_no_key_is_read_that_tells_whose_they_are(
     assert {*read} == {"user_id", "scope"}
 
 
-def test_of_a_store_that_tells_no_metadata_of_messages_it_is_asked_itself() -> None:
-    class Silent(SqliteStepStore):
-        message_metadata = None  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-
-    follower = Follower(store := Silent(":memory:"))
-    store.commit("s", [message("x", metadata={"a": n % 2}) for n in range(9)])
-    assert len(follower.agrees(StepFilter(metadata={"a": 1}))) == 4
-    assert len(follower.agrees(StepFilter(exclude={"metadata": {"a": 1}}))) == 5  # pyright: ignore[reportArgumentType]
-
-
 def test_what_is_kept_of_values_outlives_a_delete(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step fewer makes no list of places anew, until a tenth is gone."""
     store = SqliteStepStore(":memory:")

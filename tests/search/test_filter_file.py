@@ -136,7 +136,7 @@ def test_no_file_of_columns_outlives_an_erasure(path: Path) -> None:
 
 
 def talk(memory: StepMemory, name: str) -> None:
-    keys = {"metadata": {"mood": f"mood-of-{name}"}, "run_id": name}
+    keys: dict[str, Any] = {"metadata": {"mood": f"mood-of-{name}"}, "run_id": name}
     said = [message(f"refund {n} of {name}", **keys) for n in range(40)]
     memory.repository().store.commit(name, said)
 

@@ -28,6 +28,7 @@ from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     REVOKED,
     Hidden,
+    PlainValues,
     Rows,
     owner,
 )
@@ -106,15 +107,16 @@ class MessageFilter(StepReading):
             branches = {branch_id for *_, branch_id in found} if "sessions" in names else set[int]()
             lines = sessions_of(connection, branches)
         sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
-        keys = [{**keys_of(body), "sessions": sessions.get(branch)} for _, body, branch in found]
-        rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
-        return rows, {name: [one.get(name) for one in keys] for name in names}
+        columns: dict[StepKey, list[str | None]] = {name: [] for name in names}
+        for _, body, branch in found if columns else ():
+            keys = {**keys_of(body), "sessions": sessions.get(branch)}
+            for name, column in columns.items():
+                column.append(keys.get(name))
+        return np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64), columns
 
-    def message_metadata(
-        self, key: str, *, after: int, through: int
-    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+    def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
         """Return the messages in a range of rows that have a plain value under a metadata key."""
-        found: list[tuple[int, tuple[str, str | float | None]]] = []
+        found: PlainValues = []
         with self._db.reading() as connection:
             for row, body, _ in self._bodies(connection, after - MESSAGE_ROWS):
                 if row + MESSAGE_ROWS > through:
