@@ -190,8 +190,7 @@ _INSERT_IN_SESSION = f"""INSERT INTO agent_step
 # Several steps in one transaction: what those look up for each is looked up once.
 _FIRST_ROW = f"SELECT {_NEXT_ROW}"
 _PART = 20
-"""Steps of a batch that one statement inserts: a tenth less CPU than one by one, and each statement
-lets another thread have Python."""
+"""Steps of a batch that one statement inserts: a tenth less CPU than one by one."""
 _FEW = 8
 """Steps that one statement inserts, their rows numbered by itself: those of a turn."""
 _INSERT_MESSAGE = """INSERT INTO message
@@ -348,10 +347,8 @@ class SqliteSteps(SqliteTables, StepWriting):
         lines = [None if step_id in pins else line_of(step) for step_id, step in given]
         ends = self._ends_of(connection, lines)
         nowhere = not few and not pins and {*ends.values()} == {NOWHERE}
-        places = [
-            () if nowhere else pins.get(step_id) or ends[line]
-            for step_id, line in zip(ids, lines, strict=True)
-        ]
+        at = zip(ids, lines, strict=True)
+        places = [() if nowhere else pins.get(step_id) or ends[line] for step_id, line in at]
         first = 0 if few else connection.execute(_FIRST_ROW).fetchone()[0]
         values = (
             (row, namespace, step_id, *checked_body(step, namespace), *place)
