@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
-from hybridagi_steps.embedders import checked_vectors
+from hybridagi_steps.embedders.documents import embed_documents
 from hybridagi_steps.errors import (
     DiskFullError,
-    EmbedderError,
     ReadOnlyStorageError,
     StepsError,
     StorageBusyError,
@@ -53,7 +52,6 @@ from hybridagi_steps.records.step_text import (
 )
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
-    FloatMatrix,
     Frontier,
     PendingText,
     TextRow,
@@ -288,7 +286,7 @@ def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[Vector
     if not found:
         return rows
     distinct = list(dict.fromkeys(text for *_, text in found))
-    vectors, usable = embed_documents(embedder, distinct)
+    vectors, usable, refused = embed_documents(embedder, distinct)
     kept = np.zeros(vectors.shape, np.int16)
     kept[usable] = shortened(vectors[usable])
     place = {text: number for number, text in enumerate(distinct)}
@@ -296,6 +294,12 @@ def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[Vector
         number = place[text]
         vector = kept[number] if usable[number] else None
         rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
+        if number in refused:
+            log.warning(
+                "step %s is found by words alone: the embedder %s refuses its text (%.300s); "
+                "`reembed` tries it again",
+                *(step.id, embedder.model_id, refused[number]),
+            )
     return rows
 
 
@@ -308,22 +312,6 @@ def _known_or_made(known: TextRow | None, item: PendingText, told: Told) -> Text
     if known is not None and known.parent_row == item.parent_row:
         return known
     return _text_row(item, told.own)
-
-
-def embed_documents(
-    embedder: Embedder, texts: Sequence[str]
-) -> tuple[FloatMatrix, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Return one vector per text, shape (n, d), and which of them can be used."""
-    try:
-        found = embedder.embed_documents(texts)
-    except StepsError:
-        raise
-    except Exception as error:
-        raise EmbedderError(
-            f"embedder {embedder.model_id} failed on {len(texts)} texts: {error}. The steps are "
-            'stored; search again once it works, or search with mode="lexical".'
-        ) from error
-    return checked_vectors(found, len(texts), embedder.dimension)
 
 
 def own_stems(step: AgentStep, words: Mapping[str, str]) -> set[str]:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 
 from hybridagi_steps.embedders import checked_vectors
+from hybridagi_steps.embedders.documents import embed_documents
 from hybridagi_steps.errors import (
     EmbedderError,
     InvalidQueryError,
@@ -61,7 +62,6 @@ from hybridagi_steps.search.indexing import (
     BackgroundWork,
     Deriver,
     Held,
-    embed_documents,
     own_stems,
 )
 from hybridagi_steps.search.lineage import (
@@ -268,7 +268,7 @@ class Searcher:
         without = [step for step in steps if step.vector is None] if held.vectors else []
         if without:
             texts = [own_text(step) for step in self._with_questions(without)]
-            made, usable = embed_documents(self._embedder(), texts)
+            made, usable, _ = embed_documents(self._embedder(), texts)
             for step, vector, good in zip(without, made, usable, strict=True):
                 step.vector = vector.tolist() if good else None
         return steps
