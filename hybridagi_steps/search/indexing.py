@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -105,6 +106,20 @@ class Held:
         )
 
 
+@runtime_checkable
+class MendableStore(Protocol):
+    """What a store has besides that notices when what is derived from steps is damaged."""
+
+    def mend(self, *, everything: bool = False) -> int:
+        """Forget what is damaged and can be made again; return how many rows are pending by that.
+
+        Args:
+            everything: Compare all rows, not only forget those that this process came upon; forget
+                those, too, whose embedder gave nothing that can be used.
+        """
+        ...
+
+
 class Told:
     """A step as a search tells it, None where nothing is to be found, with its own text."""
 
@@ -136,6 +151,13 @@ class Deriver:
         self._last: Held | None = None
         self._last_with_vectors: Held | None = None
         self._model_id: str | None = None
+
+    def mend(self, *, everything: bool = False) -> None:
+        """Have what is damaged made again; of `everything` nothing held is believed, either."""
+        if everything:
+            self._last = self._last_with_vectors = None
+        if isinstance(self._store, MendableStore):
+            self._store.mend(everything=everything)
 
     def save_all(
         self, *, vectors: bool, settle: Callable[[], object] | None = None

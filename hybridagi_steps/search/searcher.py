@@ -132,7 +132,7 @@ class Searcher:
         self._unbound = ("", 0)
         self._index = StepIndex(store, store.identity().store_id, cache)
         self._lock = threading.Lock()
-        self._deriver = Deriver(store, self._embedder, self._patience)
+        self.deriver = Deriver(store, self._embedder, self._patience)
         self._hidden_ids: tuple[Hidden | None, HiddenIds] = (None, NOTHING_HIDDEN)
         self._backlog: Iterator[int] = iter(())
         self._background = BackgroundWork(self._background_batch)
@@ -258,7 +258,8 @@ class Searcher:
     def catch_up(self) -> Iterator[int]:
         """Index and save all that is pending now; yield how many steps each batch had."""
         self._background.stop()  # two would do the same work twice
-        return self._deriver.save_all(vectors=True, settle=self._store.sync)
+        self.deriver.mend()
+        return self.deriver.save_all(vectors=True, settle=self._store.sync)
 
     def with_vectors(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return steps with their vectors, whether the store could save them yet or not."""
@@ -275,12 +276,12 @@ class Searcher:
 
     def work_off(self) -> None:
         """Begin to index what is pending, before somebody waits for it."""
-        self._backlog = self._deriver.save_all(vectors=True)
+        self._backlog = self.deriver.save_all(vectors=True)
         self._background.start()
 
     def _caught_up(self, *, vectors: bool) -> Held:
         """Index what is pending; what others keep this from saving is saved in the background."""
-        held = self._deriver.catch_up(vectors=vectors)
+        held = self.deriver.catch_up(vectors=vectors)
         if held.busy:
             self.work_off()
         return held

@@ -24,8 +24,9 @@ from hybridagi_steps.stores.checksums import (
     session_checksum,
     vector_checksum,
 )
+from hybridagi_steps.stores.derived_rows import stored_text
 from hybridagi_steps.stores.sql.admin import AdminTables
-from hybridagi_steps.stores.sql.derived import DerivedTables, Words, stored_text
+from hybridagi_steps.stores.sql.derived import DerivedTables, Words
 from hybridagi_steps.stores.sql.tables import Connection, many
 
 Values = tuple[Any, ...]
