@@ -26,7 +26,8 @@ class Place:
     """A memory of steps and a session, which can be opened again and damaged."""
 
     def __init__(self, address: str, **options: Any) -> None:
-        self.address, self.options = address, {"embedder": "hashing"} | options
+        self.address = address
+        self.options: dict[str, Any] = {"embedder": "hashing"} | options
         with self.opened() as memory:
             memory.add(act(f"refund {n}") for n in range(30))
             self.step = act(ODD)
