@@ -202,6 +202,20 @@ class ValuedStore(Protocol):
 
 
 @runtime_checkable
+class ValuedMessages(Protocol):
+    """What a `MessageIndex` has besides whose messages' metadata an index keeps in columns.
+
+    Without it a filter by metadata is asked of the store itself.
+    """
+
+    def message_metadata(
+        self, key: str, *, after: int, through: int
+    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+        """Return the messages within bounds that have a plain value, as `metadata_values` does."""
+        ...
+
+
+@runtime_checkable
 class CachedApart(Protocol):
     """What a store has besides whose index is cached on each machine that searches it."""
 

@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
-from hybridagi_steps.embedders.documents import embed_documents
+from hybridagi_steps.embedders.validation import embed_documents, shortened
 from hybridagi_steps.errors import (
     DiskFullError,
     ReadOnlyStorageError,
@@ -58,7 +58,6 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.search.vector_rows import shortened
 from hybridagi_steps.stores.waiting import Patience, taken
 
 BATCH = 500

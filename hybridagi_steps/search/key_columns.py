@@ -219,6 +219,16 @@ def metadata_name(key: StepKey) -> str | None:
     return key.removeprefix(_METADATA) if key.startswith(_METADATA) else None
 
 
+def without(rows: Values, gone: Values) -> Values:
+    """Return ascending rows but for some."""
+    if not len(rows) or not len(gone):
+        return rows
+    places = np.minimum(np.searchsorted(rows, gone), len(rows) - 1)
+    passing = np.ones(len(rows), np.bool_)
+    passing[places[rows[places] == gone]] = False
+    return rows[passing]
+
+
 def one_of(values: Values, numbers: Sequence[int]) -> Flags:
     """Return which values are among some numbers."""
     if len(numbers) == 1:

@@ -19,10 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.outside_files import columns_path
-from hybridagi_steps.protocols import IndexedStore, MessageIndex
+from hybridagi_steps.protocols import IndexedStore, MessageIndex, ValuedMessages
 from hybridagi_steps.records.filter_fields import StepKey
-from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Position, Rows
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.store_values import (
+    ABANDONED,
+    MESSAGE_ROWS,
+    REVOKED,
+    Hidden,
+    Position,
+    Rows,
+)
 from hybridagi_steps.search.filter_index import PAGE, FilterColumns
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 from hybridagi_steps.search.key_columns import (
@@ -33,10 +40,11 @@ from hybridagi_steps.search.key_columns import (
     Positions,
     Value,
     Values,
-    nothing,
+    metadata_name,
+    without,
 )
 
-FILTER_FORMAT = 1
+FILTER_FORMAT = 2
 """Layout of the file of columns; another one is not read."""
 
 Flags = npt.NDArray[np.bool_]
@@ -47,6 +55,8 @@ Owners = npt.NDArray[np.int32]
 """The number of a user, `NOBODY` or `SEVERAL`."""
 _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
+_LONG_LINE = 1_000
+"""A line of so many messages has its keys in columns."""
 _MOST_JOINED = 100_000
 """Rows of both kinds that answers may have which are remembered."""
 
@@ -123,7 +133,7 @@ class RowFilter:
             else None
         )
         self._hidden: Hidden | None = None
-        self._joined: dict[tuple[int, int], tuple[Rows, Rows, Rows]] = {}
+        self._joined: dict[tuple[object, ...], tuple[tuple[Rows, ...], Rows]] = {}
 
     def follow(self, rows: Sequence[int], removed: Rows) -> None:
         """Take note of new rows and that branches may have moved; drop removed ones."""
@@ -144,7 +154,7 @@ class RowFilter:
         if where.exclude:
             found = self.rows(where.model_copy(update={"exclude": None}))
             gone = [self.rows(each) for each in where.excluded()]
-            return np.setdiff1d(found, np.concatenate(gone), assume_unique=len(gone) == 1)
+            return self._made(_all_but, found, *gone)
         steps = self._steps.rows(where) if where.finds("step") else _NONE
         asked = self._messages is not None and where.finds("message")
         messages = self._messages.rows(where) if asked and self._messages else _NONE
@@ -152,15 +162,19 @@ class RowFilter:
             return steps
         if not len(steps):
             return messages
-        known = self._joined.get((id(steps), id(messages)))
-        if known is None:
-            joined = np.concatenate((steps, messages))
-            joined.flags.writeable = False
-            held = sum(len(each) for *_, each in self._joined.values())
+        return self._made(_joined, steps, messages)
+
+    def _made(self, make: Callable[..., Rows], *answers: Rows) -> Rows:
+        """Return what is made of some answers; of the same ones asked again, the same."""
+        asked = make, *map(id, answers)
+        if (known := self._joined.get(asked)) is None:
+            made = make(*answers)
+            made.flags.writeable = False
+            held = sum(len(each) for _, each in self._joined.values())
             if held > _MOST_JOINED or len(self._joined) == ANSWERS_KEPT:
                 self._joined.clear()
-            known = self._joined[id(steps), id(messages)] = steps, messages, joined
-        return known[2]
+            known = self._joined[asked] = answers, made
+        return known[1]
 
     def reads_all(self, where: StepFilter) -> bool:
         """Tell whether `rows` would first read a key of all steps."""
@@ -308,6 +322,8 @@ class _MessageColumns(FilterColumns):
     ) -> None:
         super().__init__(store, restore)
         self._index, self._steps = index, steps
+        self._of_metadata = index.message_metadata if isinstance(index, ValuedMessages) else None
+        self._tells_metadata = self._of_metadata is not None
 
     def forget(self) -> None:
         super().forget()
@@ -328,11 +344,33 @@ class _MessageColumns(FilterColumns):
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         return self._index.message_keys(names, after=after, limit=PAGE)
 
-    def _is_for_the_store(self, where: StepFilter) -> bool:
-        return bool(where.metadata) or self._may_change(where)
+    def rows(self, where: StepFilter) -> Rows:
+        if where.session_id is not None:
+            return self._of_session(where)
+        if where.scope not in (ABANDONED, REVOKED):
+            return super().rows(where)
+        found = super().rows(where.model_copy(update={"scope": EVERY_SCOPE}))
+        abandoned, revoked = self.hidden()
+        asked = revoked if where.scope == REVOKED else without(abandoned, revoked)
+        return found[np.isin(found, asked)]
 
-    def _valued(self, name: StepKey, rows: Rows, after: int) -> Values:  # noqa: ARG002
-        return nothing(name, len(rows))  # messages have the scores of their runs
+    def _of_session(self, where: StepFilter) -> Rows:
+        """Return the rows in a session's line that match: only the store knows the line."""
+        rest = where.model_copy(update={"session_id": None, "scope": EVERY_SCOPE})
+        if rest.conditions <= {"kinds"}:
+            return self._rows_of(where)
+        line = self._rows_of(StepFilter(session_id=where.session_id, scope=where.scope))
+        if len(line) < _LONG_LINE and not self._columns.keys() >= {*self._names(rest)}:
+            return self._rows_of(where)  # rather than read keys of all messages
+        return line[np.isin(line, self.rows(rest))]
+
+    def _is_for_the_store(self, where: StepFilter) -> bool:
+        return self._may_change(where)
+
+    def _values_of(self, name: StepKey, after: int, through: int) -> Sequence[tuple[int, Any]]:
+        if (key := metadata_name(name)) is None or self._of_metadata is None:
+            return []  # messages have the scores of their runs
+        return self._of_metadata(key, after=after, through=through)
 
     def _names(self, where: StepFilter) -> list[StepKey]:
         names = dict.fromkeys(super()._names(where))
@@ -388,6 +426,14 @@ class _MessageColumns(FilterColumns):
         owners = np.append(self._steps.owners_by(name), np.int32(NOBODY))
         known = self._steps.value_numbers(name)
         return owners[[known.get(value, -1) if value else -1 for value in values]]
+
+
+def _joined(steps: Rows, messages: Rows) -> Rows:
+    return np.concatenate((steps, messages))
+
+
+def _all_but(found: Rows, *gone: Rows) -> Rows:
+    return without(found, np.concatenate(gone))
 
 
 def _add_owners(owners: Owners, values: Rows, users: Owners) -> None:

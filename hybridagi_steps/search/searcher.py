@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 
 from hybridagi_steps.embedders import checked_vectors
-from hybridagi_steps.embedders.documents import embed_documents
+from hybridagi_steps.embedders.validation import embed_documents
 from hybridagi_steps.errors import (
     EmbedderError,
     InvalidQueryError,
@@ -350,9 +350,12 @@ class Searcher:
         return True
 
     def forget_cache(self) -> None:
-        """Delete the cache file, after something was deleted from the store."""
+        """Delete the cache file, after something was deleted; closing writes what is left anew."""
         with self._indexed():
-            (self._database or self._index).forget_cache()
+            try:
+                self._index.read_cache(*self._model())
+            finally:
+                (self._database or self._index).forget_cache()
 
     def _indexed(self) -> AbstractContextManager[float]:
         """Hold the index; other threads' searches wait."""
@@ -544,11 +547,7 @@ def _is(item: str | AgentStep, step: AgentStep) -> bool:
 
 
 def _checked(
-    query: object,
-    k: int,
-    mode: str,
-    min_score: float | None,
-    aim: str | None = None,
+    query: object, k: int, mode: str, min_score: float | None, aim: str | None = None
 ) -> list[str | AgentStep]:
     """Return the queries one by one, or say what is wrong with the call."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]

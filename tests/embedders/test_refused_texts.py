@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.embedders import CachingEmbedder, DspyEmbedder, HashingEmbedder
-from hybridagi_steps.embedders.documents import embed_documents
+from hybridagi_steps.embedders.validation import embed_documents
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.protocols import Embedder
 from hybridagi_steps.records.store_values import FloatMatrix
@@ -50,7 +50,7 @@ class Hosted(HashingEmbedder):
 
 
 def act(purpose: str) -> hs.AgentStep:
-    return hs.AgentStep(step_type="Action", inputs={"purpose": purpose})
+    return hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": purpose})
 
 
 @pytest.mark.parametrize("at", [{0}, {199}, {57}, {0, 199}, {3, 4, 90}])
@@ -84,7 +84,11 @@ def cached(hosted: Hosted) -> Embedder:
     return known
 
 
-@pytest.mark.parametrize("wrapped", [lambda it: it, callable_of, cached])
+def plain(hosted: Hosted) -> Embedder:
+    return hosted
+
+
+@pytest.mark.parametrize("wrapped", [plain, callable_of, cached])
 @pytest.mark.parametrize(
     ("why", "most"),
     [
@@ -94,10 +98,10 @@ def cached(hosted: Hosted) -> Embedder:
     ],
 )
 def test_an_embedder_that_is_down_is_hardly_asked_again(
-    wrapped: type[Embedder], why: Exception, most: int
+    wrapped: Callable[[Hosted], Embedder], why: Exception, most: int
 ) -> None:
     hosted = Hosted()
-    embedder: Embedder = wrapped(hosted)  # pyright: ignore[reportCallIssue, reportUnknownVariableType] - a function
+    embedder = wrapped(hosted)
     hosted.why = why
     with pytest.raises(EmbedderError, match="no route to host"):
         embed_documents(embedder, TEXTS)

@@ -14,7 +14,7 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.stores import derived_rows
+from hybridagi_steps.stores import checked_tables
 
 Damage = Callable[[str, str], None]
 EMBEDDING = "embedding", "vector"
@@ -38,7 +38,7 @@ class Place:
             memory.search("refund")
 
     def opened(self) -> hs.StepMemory:
-        derived_rows._known.clear()  # pyright: ignore[reportPrivateUsage] - as a new process has it
+        checked_tables._known.clear()  # pyright: ignore[reportPrivateUsage] - as a new process has it
         return hs.StepMemory(self.address, **self.options)
 
     def run(self, sql: str) -> list[Any]:
@@ -60,7 +60,7 @@ class Place:
 
 
 def act(purpose: str, **more: Any) -> hs.AgentStep:
-    return hs.AgentStep(step_type="Action", inputs={"purpose": purpose}, **more)
+    return hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": purpose}, **more)
 
 
 @pytest.fixture(params=["sqlite", "postgres", "database"])
@@ -186,9 +186,11 @@ def test_a_refused_text_is_tried_again_by_reembed_only(place: Place) -> None:
                 raise ValueError("400")
             return super().embed_documents(texts)
 
-    with hs.StepMemory(place.address, **(place.options | {"embedder": Refusing()})) as memory:
+    place.options["embedder"] = Refusing()
+    with place.opened() as memory:
         memory.flush()
         assert memory.stats()["text_only"] == 1
+    place.options["embedder"] = "hashing"
     with place.opened() as memory:
         memory.flush()
         assert memory.stats()["text_only"] == 1

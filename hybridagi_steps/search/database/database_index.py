@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hybridagi_steps.embedders.validation import unit_rows
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.outside_files import erase_cache
 from hybridagi_steps.protocols import StepStore
@@ -49,7 +50,6 @@ from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_ro
 from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
-from hybridagi_steps.search.vector_rows import unit_rows
 
 READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""

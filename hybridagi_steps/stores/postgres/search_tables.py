@@ -23,14 +23,14 @@ import psycopg
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
 from hybridagi_steps.records.store_values import FloatVector, ShortVector, VectorRow
-from hybridagi_steps.stores.derived_rows import DamagedRow, sound_vectors
+from hybridagi_steps.stores.checked_tables import DamagedRow, sound_vectors
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, SCHEMA
 from hybridagi_steps.stores.postgres.search_view import SETTINGS, DatabaseView, of_length_one
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.postgres.steps import PostgresTables
 from hybridagi_steps.stores.sql.derived import DerivedTables
-from hybridagi_steps.stores.sql.tables import DERIVED, is_storable
+from hybridagi_steps.stores.sql.tables import DERIVED, Connection, is_storable
 
 WIDEST = 4_000
 """Dimensions that pgvector indexes as half floats."""
@@ -328,7 +328,7 @@ class SearchTables(PostgresTables, DerivedTables):
         connection.execute(_COUNTED, (last, self._namespace))
         return last < through
 
-    def _recount(self, connection: SpellingConnection) -> None:
+    def _recount(self, connection: Connection) -> None:
         for statement in _UNCOUNT:
             connection.execute(statement, (self._namespace,))
 

@@ -28,7 +28,7 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.stores.derived_rows import DamagedRow, sound_texts, sound_vectors
+from hybridagi_steps.stores.checked_tables import DamagedRow, sound_texts, sound_vectors
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 

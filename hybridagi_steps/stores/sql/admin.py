@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, StoreIdentity
-from hybridagi_steps.stores.checked_tables import CHECKED_TABLES, CheckedTable, changed_rows
-from hybridagi_steps.stores.derived_rows import (
+from hybridagi_steps.stores.checked_tables import (
+    CHECKED_TABLES,
     EMBEDDINGS,
     WORDS,
+    CheckedTable,
     DamagedRow,
+    changed_rows,
     damaged_rows,
     named_rows,
     note_damage,

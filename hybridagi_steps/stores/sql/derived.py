@@ -34,13 +34,7 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.stores.checksums import (
-    packed_words,
-    vector_blob,
-    vector_checksum,
-    words_checksum,
-)
-from hybridagi_steps.stores.derived_rows import (
+from hybridagi_steps.stores.checked_tables import (
     DERIVED_TABLES,
     EMBEDDINGS,
     WORDS,
@@ -53,6 +47,12 @@ from hybridagi_steps.stores.derived_rows import (
     refused_rows,
     sound_texts,
     sound_vectors,
+)
+from hybridagi_steps.stores.checksums import (
+    packed_words,
+    vector_blob,
+    vector_checksum,
+    words_checksum,
 )
 from hybridagi_steps.stores.sql.lineage import in_range
 from hybridagi_steps.stores.sql.message_units import NOTHING, MessageUnits
@@ -425,7 +425,7 @@ class DerivedTables(MessageUnits):
                 delete = f"DELETE FROM {table} WHERE row IN (SELECT value FROM json_each(?))"  # noqa: S608 - ours
                 connection.execute(delete, (many(rows[table]),))
             self._advance_anew(connection)
-        forget_damage(self._db, (DamagedRow(name, row) for name in rows for row in rows[name]))
+        forget_damage(self._db, [one for one in asked if one.row in rows[one.table]])
         return sum(map(len, rows.values()))
 
     def _mendable(self, connection: Connection, rows: Collection[int]) -> set[int]:

@@ -62,6 +62,7 @@ _PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row > ? ORDER BY row LIMIT ?"""
 _BODIES_OF = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+_ROWS = "SELECT row FROM message WHERE namespace = ?"
 _OF_LINK = "SELECT row FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ?"
 _ABANDONED = """SELECT m.row FROM branch b
     JOIN message m ON m.branch_id = b.id AND m.sequence > b.reach
@@ -75,6 +76,7 @@ _NESTED = """SELECT CAST(body AS BLOB) FROM message
     WHERE +namespace = ? AND body LIKE ?"""
 _NAMING_PARENTS = '%"parent_run_id"%'
 _BODIES_AT_ONCE = 5_000
+_NOT_IN_BODIES = {"session_id", "kinds", "scope", "exclude"}
 _LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
 _SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
     WHERE row > ? AND +namespace = ? AND body LIKE ? ORDER BY row LIMIT ?"""
@@ -101,11 +103,26 @@ class MessageFilter(StepReading):
         with self._db.reading() as connection:
             page = (self._namespace, max(after - MESSAGE_ROWS, 0), limit)
             found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
-            lines = sessions_of(connection, {branch_id for *_, branch_id in found})
+            branches = {branch_id for *_, branch_id in found} if "sessions" in names else set[int]()
+            lines = sessions_of(connection, branches)
         sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
         keys = [{**keys_of(body), "sessions": sessions.get(branch)} for _, body, branch in found]
         rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
         return rows, {name: [one.get(name) for one in keys] for name in names}
+
+    def message_metadata(
+        self, key: str, *, after: int, through: int
+    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+        """Return the messages in a range of rows that have a plain value under a metadata key."""
+        found: list[tuple[int, tuple[str, str | float | None]]] = []
+        with self._db.reading() as connection:
+            for row, body, _ in self._bodies(connection, after - MESSAGE_ROWS):
+                if row + MESSAGE_ROWS > through:
+                    break
+                metadata = as_object(_fields(body).get("metadata"))
+                if key in metadata and (kind := scalar_kind(metadata[key]))[0] != "other":
+                    found.append((row + MESSAGE_ROWS, kind))
+        return found
 
     def message_rows(self, where: StepFilter) -> Rows:
         """Return the rows of messages that match, ascending."""
@@ -149,30 +166,45 @@ class MessageFilter(StepReading):
         """Return the rows of `message` that match a filter."""
         if not where.finds("message"):
             return []
+        found = (
+            self._rows_in(connection, where.session_id)
+            if where.conditions <= _NOT_IN_BODIES
+            else self._with_keys(connection, where)
+        )
+        gone = {r for each in where.excluded() for r in self._matching_messages(connection, each)}
+        found = [row for row in found if row not in gone] if gone else found
+        return self._in_scope(connection, where.scope, found)
+
+    def _with_keys(self, connection: Connection, where: StepFilter) -> list[int]:
+        """Return the rows of messages whose keys a filter asks for, whatever it excludes."""
         asked = list(self._candidates(connection, where))
         keys = {row: keys_of(body) for row, body, _ in asked}
         origins = {row: (keys[row]["run_id"], branch_id) for row, _, branch_id in asked}
         owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
         rated = self._rated(connection, where.min_score)
-        found = [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
-        gone = {r for each in where.excluded() for r in self._matching_messages(connection, each)}
-        found = [row for row in found if row not in gone] if gone else found
-        return self._in_scope(connection, where.scope, found)
+        return [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
+
+    def _rows_in(self, connection: Connection, session_id: str | None) -> list[int]:
+        """Return the rows of all messages, or of a session's line."""
+        if session_id is None:
+            return self._column(connection, _ROWS, self._namespace)
+        tip = tip_of(connection, self._namespace, session_id)
+        lines = links(connection, tip) if tip is not None else []
+        return [row for link in lines for row in self._column(connection, _OF_LINK, *link)]
 
     def _candidates(
         self, connection: Connection, where: StepFilter
     ) -> Iterator[tuple[int, bytes, int]]:
         """Yield the rows, bodies and branches of all messages, or of a session's line."""
         if where.session_id is not None:
-            tip = tip_of(connection, self._namespace, where.session_id)
-            rows = [
-                row
-                for link in (links(connection, tip) if tip is not None else [])
-                for row in self._column(connection, _OF_LINK, *link)
-            ]
+            rows = self._rows_in(connection, where.session_id)
             yield from connection.execute(_BODIES_OF, (self._namespace, many(rows)))
-            return
-        after, full = 0, True
+        else:
+            yield from self._bodies(connection, 0)
+
+    def _bodies(self, connection: Connection, after: int) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the rows above one, bodies and branches of all messages."""
+        full = True
         while full:
             asked = (self._namespace, after, _BODIES_AT_ONCE)
             page = connection.execute(_PAGE_OF_BODIES, asked).fetchall()
