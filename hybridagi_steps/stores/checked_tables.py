@@ -277,6 +277,22 @@ def damaged_rows(connection: Connection, namespace: int, checked: CheckedTable) 
     return [DamagedRow("embedding", row, row not in ours) for row in rows]
 
 
+def changed_anywhere(
+    here: int, checked: CheckedTable, derived: list[DamagedRow], connection: Connection
+) -> list[Any]:
+    """Return the rows of all namespaces that changed; `derived` gets those that one can mend."""
+    found: list[Any] = []
+    for (namespace,) in connection.execute("SELECT id FROM namespace").fetchall():
+        if checked not in (WORDS, EMBEDDINGS):
+            found += changed_rows(connection, namespace, checked)
+            continue
+        rows = damaged_rows(connection, namespace, checked)
+        names = named_rows(connection, namespace, [one.row for one in rows])
+        found += [names.get(one.row, one.row) for one in rows]
+        derived += rows if namespace == here else ()
+    return found
+
+
 def refused_rows(connection: Connection, namespace: int) -> list[DamagedRow]:
     """Return the rows whose embedder gave nothing that can be used: they may be tried again."""
     return [DamagedRow("embedding", row) for (row,) in connection.execute(_REFUSED, (namespace,))]

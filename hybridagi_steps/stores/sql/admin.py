@@ -7,22 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, StoreIdentity
-from hybridagi_steps.stores.checked_tables import (
-    CHECKED_TABLES,
-    EMBEDDINGS,
-    WORDS,
-    CheckedTable,
-    DamagedRow,
-    changed_rows,
-    damaged_rows,
-    named_rows,
-    note_damage,
-)
+from hybridagi_steps.stores.checked_tables import CHECKED_TABLES, changed_anywhere, note_damage
 from hybridagi_steps.stores.sql.expiry import RetentionTables
 from hybridagi_steps.stores.sql.salvage import Damaged, Salvaged
 from hybridagi_steps.stores.sql.tables import (
@@ -349,11 +340,11 @@ class AdminTables(RetentionTables):
             self._line(what, lambda connection, query=query: self._column(connection, query))
             for what, query in invariants.items()
         ]
-        derived: list[DamagedRow] = []
+        derived: list[Any] = []
         lines += [
             self._line(
                 f"{checked.what} that is not as it was written",
-                lambda connection, checked=checked: self._changed(connection, checked, derived),
+                partial(changed_anywhere, self._namespace, checked, derived),
             )
             for checked in CHECKED_TABLES
         ]
@@ -361,21 +352,6 @@ class AdminTables(RetentionTables):
         prompts = "a prompt, or a part of one, that is not as it was written"
         lines.append(self._line(prompts, self._changed_prompts))
         return list(dict.fromkeys(line for line in lines if line))
-
-    def _changed(
-        self, connection: Connection, checked: CheckedTable, derived: list[DamagedRow]
-    ) -> list[Any]:
-        """Return the rows that changed; `derived` gets what this namespace can make again."""
-        found: list[Any] = []
-        for namespace in self._column(connection, "SELECT id FROM namespace"):
-            if checked not in (WORDS, EMBEDDINGS):
-                found += changed_rows(connection, namespace, checked)
-                continue
-            rows = damaged_rows(connection, namespace, checked)
-            names = named_rows(connection, namespace, [one.row for one in rows])
-            found += [names.get(one.row, one.row) for one in rows]
-            derived += rows if namespace == self._namespace else ()
-        return found
 
     def _line(self, what: str, broken: Callable[[Connection], Sequence[Any]]) -> str:
         """Return what to say of rows that a query finds; nothing when it finds none."""
