@@ -456,6 +456,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         self._check_open()
         self._binding.change(embedder)
         self._forget_cache()
+        self.searcher.deriver.mend(everything=True)
         self.flush(progress)
 
     def stats(self) -> dict[str, Any]:
