@@ -239,7 +239,8 @@ def _why_own(row: RankedRow, line: Sequence[Step], unit: Unit, message_id: str) 
     at = next(n for n in range(unit.place, -1, -1) if line[n].id == message_id)
     turns = (n for n in range(at, -1, -1) if line[n].is_user_step())
     start = next(islice(turns, 1, None), 0)  # of the turn before its own
-    step = message_steps(line[start : at + 1])[-1].step
+    turn = line[start : at + 1]
+    step = message_steps(turn, [one.user_id for one in turn])[-1].step
     return "similar" if step is None else _why(Found(row, step, None))
 
 

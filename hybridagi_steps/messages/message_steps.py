@@ -2,8 +2,9 @@
 
 A user's message with its answer is one unit, found at the answer; a question that nobody has
 answered stands alone, and gives way to its answer when that comes. A tool's result stands with its
-call. Nothing is stored here: a unit follows from the message and what stands before it in its line,
-which never changes. It reads as an importer of conversations reads the same words.
+call. Nothing is stored here: a unit follows from the message, from what stands before it in its
+line, which never changes, and from whose both are: words of one owner never stand in what another's
+message tells. It reads as an importer of conversations reads the same words.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class _Call:
 class _Teller:
     """Goes through a line; knows the question and the calls that wait."""
 
-    def __init__(self, line: Sequence[Step]) -> None:
-        self._line = line
+    def __init__(self, line: Sequence[Step], owners: Sequence[object]) -> None:
+        self._line, self._owners = line, owners
         self._steps: list[MessageStep] = []
         self._question: int | None = None
         self._calls: dict[str, _Call] = {}
@@ -79,7 +80,7 @@ class _Teller:
         if message.role is MessageRole.SYSTEM:
             return MessageStep(None)  # to recall what instructs would be to obey it elsewhere
         if message.role is MessageRole.TOOL:
-            return self._result(message, text)
+            return self._result(message, text, place)
         if message.role is MessageRole.ASSISTANT and message.tool_calls:
             return self._calling(message, text, place)
         if not text.strip():
@@ -89,8 +90,9 @@ class _Teller:
             inputs = {"program": CHAT, "purpose": text, "arguments": {"message": text}}
             step = self._step(message, AgentStepType.ProgramCall, inputs, None)
             return MessageStep(step, before=self._last)
-        if message.role is MessageRole.ASSISTANT and self._question is not None:
-            return self._answer(message, text, self._question)
+        question = self._question_of(place)
+        if message.role is MessageRole.ASSISTANT and question is not None:
+            return self._answer(message, text, question)
         inputs: JsonObject = {"purpose": "", "arguments": {}}
         step = self._step(message, AgentStepType.Action, inputs, {"result": text})
         return MessageStep(step, before=self._last, shown=shown_steps(message))
@@ -106,7 +108,7 @@ class _Teller:
         return MessageStep(step, question, before, shown_steps(message))
 
     def _calling(self, message: Step, text: str, place: int) -> MessageStep:
-        purpose = text or self._asked()
+        purpose = text or self._asked(place)
         calls = [as_object(call) for call in message.tool_calls or []]
         named = [
             {"purpose": purpose, "tool": tool, "arguments": arguments}
@@ -124,11 +126,13 @@ class _Teller:
             self._step(message, AgentStepType.Action, inputs, None, said=None), before=self._last
         )
 
-    def _result(self, message: Step, text: str) -> MessageStep:
+    def _result(self, message: Step, text: str, place: int) -> MessageStep:
         call = self._calls.pop(message.tool_call_id or "", None)
+        if call is not None and self._owners[call.place] != self._owners[place]:
+            call = None
         if call is None:
             tool = message.name or "unknown"
-            inputs: JsonObject = {"purpose": self._asked(), "tool": tool, "arguments": {}}
+            inputs: JsonObject = {"purpose": self._asked(place), "tool": tool, "arguments": {}}
         else:
             inputs = call.inputs
         failed = (message.metadata or {}).get(IS_ERROR) is True
@@ -141,8 +145,15 @@ class _Teller:
         before = self._last if call is None else self._steps[call.place].before
         return MessageStep(step, call and call.place, before, shown_steps(message))
 
-    def _asked(self) -> str:
-        return "" if self._question is None else text_of(self._line[self._question].content)
+    def _question_of(self, place: int) -> int | None:
+        """Return the place of the question before a message, if both are of one owner."""
+        asked = self._question
+        same = asked is not None and self._owners[asked] == self._owners[place]
+        return asked if same else None
+
+    def _asked(self, place: int) -> str:
+        question = self._question_of(place)
+        return "" if question is None else text_of(self._line[question].content)
 
     def _step(
         self,
@@ -180,16 +191,18 @@ class _Teller:
         return unvalidated(AgentStep, ordered, {})
 
 
-def message_steps(line: Sequence[Step]) -> list[MessageStep]:
+def message_steps(line: Sequence[Step], owners: Sequence[object]) -> list[MessageStep]:
     """Return what each message of a line tells.
 
     Args:
         line: Messages in order. What stands before them is not known: a line that begins in the
             middle should begin with a user's message.
+        owners: Whose each is. A question and its answer, a call and its result are told together
+            where these are equal.
 
     Complexity: linear in the number of messages.
     """
-    return _Teller(line).tell()
+    return _Teller(line, owners).tell()
 
 
 def around(line: Sequence[MessageStep], place: int) -> dict[str, list[int]]:

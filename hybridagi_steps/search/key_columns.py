@@ -45,7 +45,7 @@ Values = npt.NDArray[Any]
 Value = str | tuple[str, Any] | None
 """What is numbered: a text, or a value of metadata with its kind."""
 
-FILTER_FORMAT = 2
+FILTER_FORMAT = 4
 """Layout of the file of columns; another one is not read."""
 _METADATA = "metadata:"
 _UTC = "+00:00"

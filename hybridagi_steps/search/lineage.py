@@ -13,7 +13,7 @@ from hybridagi_steps.messages.message_steps import around
 from hybridagi_steps.protocols import MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import ABANDONED, REVOKED, UNREVOKED
+from hybridagi_steps.records.store_values import ABANDONED, REVOKED, SEVERAL_USERS, UNREVOKED
 
 Expand = Literal["parents", "following", "program"]
 """What a hit may bring along."""
@@ -39,6 +39,18 @@ NOTHING_HIDDEN = HiddenIds((), ())
 
 def _anything(_: AgentStep) -> bool:
     return True
+
+
+def _of_whom(where: StepFilter) -> Shown:
+    """Return whether a step is of a user whose steps a filter lets through."""
+    own = where.user_id is not None or where.trust == "own"
+    others = {each.user_id for each in where.exclude or () if each.conditions == {"user_id"}}
+    others |= {SEVERAL_USERS} if others else set()
+
+    def shown(found: AgentStep) -> bool:
+        return found.user_id == where.user_id if own else found.user_id not in others
+
+    return shown
 
 
 def ancestors(
@@ -108,7 +120,7 @@ def context_of(
     where: StepFilter,
     hidden: HiddenIds = NOTHING_HIDDEN,
 ) -> list[AgentStep]:
-    """Return what `expand` asks for around a step: steps of the filter's user and scope alone.
+    """Return what `expand` asks for around a step: of the filter's users and scope alone.
 
     Args:
         store: Where they stand.
@@ -117,17 +129,16 @@ def context_of(
         where: The filter the step was found with; its other conditions do not count here.
         hidden: What is left out.
     """
-    around = StepFilter(user_id=where.user_id, scope=where.scope)
+    around, own = StepFilter(user_id=where.user_id, scope=where.scope), _of_whom(where)
 
     def shown(found: AgentStep) -> bool:
-        own = where.user_id is None or found.user_id == where.user_id
-        return own and _in_scope(found, where.scope, hidden)
+        return own(found) and _in_scope(found, where.scope, hidden)
 
     if expand == "parents":
         return ancestors(store, id_text(step.id), PROGRAM_STEPS, shown)
     if expand == "following":
         return following(store, id_text(step.id), shown=shown)
-    return enclosing_program(store, step, around, shown=shown)
+    return [*filter(own, enclosing_program(store, step, around, shown=shown))]
 
 
 _LINE_SEEN = 100
@@ -149,7 +160,7 @@ def context_of_message(
         row: The message.
         session_id: The session.
         expand: What to bring.
-        where: The filter it was found with; of it the user counts.
+        where: The filter it was found with; of it the users count.
         revoked: Rows that are left out.
     """
     line = store.message_line(row, session_id, before=_LINE_SEEN, after=_LINE_SEEN)
@@ -158,8 +169,9 @@ def context_of_message(
         return []
     found = around([told for _, told in line], place)[expand]
     steps = [line[n][1].step for n in found if line[n][0] not in revoked]
-    own = [step for step in steps if where.user_id in (None, step.user_id)]
-    return own[: FOLLOWING if expand == "following" else PROGRAM_STEPS]
+    own = _of_whom(where)
+    shown = [step for step in steps if step is not None and own(step)]
+    return shown[: FOLLOWING if expand == "following" else PROGRAM_STEPS]
 
 
 def _in_scope(step: AgentStep, scope: str | None, hidden: HiddenIds) -> bool:

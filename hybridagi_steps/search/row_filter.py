@@ -52,6 +52,8 @@ _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
 _LONG_LINE = 1_000
 """A line of so many messages has its keys in columns."""
+_WHOSE = ("run_id", "sessions", "author", "asked_by")
+"""The keys that say whose a message is."""
 _MOST_JOINED = 100_000
 """Rows of both kinds that answers may have which are remembered."""
 
@@ -102,7 +104,7 @@ class RowFilter:
         """Return the rows that match, ascending; asked again, the same read-only array."""
         if where.exclude:
             found = self.rows(where.model_copy(update={"exclude": None}))
-            gone = [self.rows(each) for each in where.excluded()]
+            gone = [gone for each in where.excluded() for gone in self._excluded(each)]
             return self._made(_all_but, found, *gone)
         steps = self._steps.rows(where) if where.finds("step") else _NONE
         asked = self._messages is not None and where.finds("message")
@@ -124,6 +126,14 @@ class RowFilter:
                 self._joined.clear()
             known = self._joined[asked] = answers, made
         return known[1]
+
+    def _excluded(self, where: StepFilter) -> list[Rows]:
+        """Return what a filter leaves out: its rows, and what its user may have said."""
+        found, user = [self.rows(where)], where.user_id
+        if user is not None and self._messages is not None and where.finds("message"):
+            anybodys = self._messages.rows(where.model_copy(update={"user_id": None}))
+            found.append(self._messages.perhaps_of(user, anybodys))
+        return found
 
     def reads_all(self, where: StepFilter) -> bool:
         """Tell whether `rows` would first read a key of all steps."""
@@ -256,6 +266,14 @@ class _StepColumns(FilterColumns):
         self._owners[name] = owners, len(self._rows.values)
         return owners
 
+    def values_of(self, name: StepKey, user: str) -> set[int]:
+        """Return the numbers of the values that a key has in the steps of a user."""
+        self._hold([name, "user_id"])
+        own = self._columns["user_id"].values == self.value_numbers("user_id").get(user, _UNKNOWN)
+        if self._alive is not None:
+            own &= self._alive
+        return set(np.unique(self._columns[name].values[own]).tolist())
+
 
 class _MessageColumns(FilterColumns):
     """Filters of messages: fewer keys, runs among them, users as the steps of runs say."""
@@ -323,7 +341,7 @@ class _MessageColumns(FilterColumns):
         names = dict.fromkeys(super()._names(where))
         if "user_id" in names:
             del names["user_id"]
-            names |= {"run_id": None, "sessions": None, "author": None}
+            names |= dict.fromkeys(_WHOSE)
         return list(names | {"run_id": None} if where.exclude_run_id else names)
 
     def _matching(self, where: StepFilter, rated: Sequence[str]) -> Positions:
@@ -339,9 +357,7 @@ class _MessageColumns(FilterColumns):
             found = np.arange(len(self._rows.values), dtype=np.int32)
         if not len(found):  # else two keys of all steps would be read to learn whose these are
             return found
-        owners = self._owner_of(
-            self._columns["run_id"].values[found], self._columns["sessions"].values[found]
-        )
+        owners = self._owner_of(found)
         users, wanted = self._steps.value_numbers("user_id"), list(values)  # known by now
         numbers = [NOBODY if user is None else users.get(user, _UNKNOWN) for user in wanted]
         named, known = self._columns["author"].values[found], self.value_numbers("author")
@@ -349,8 +365,32 @@ class _MessageColumns(FilterColumns):
         said = named != known.get(None, ABSENT)
         return found[np.where(said, np.isin(named, authors), np.isin(owners, numbers))]
 
-    def _owner_of(self, run: Owners, line: Owners) -> Owners:
-        """Return whose messages of these runs and lines are, as `owner` has it."""
+    def perhaps_of(self, user: str, rows: Rows) -> Rows:
+        """Return those of some rows that any of several users may have said, one of them this."""
+        if not len(rows):
+            return rows
+        self._hold(_WHOSE)
+        places = self._places(rows).astype(np.int32)
+        rows, found = rows[places != ABSENT], places[places != ABSENT]
+        run, line, author, asked_by = (self._columns[name].values[found] for name in _WHOSE)
+        unsaid = author == self.value_numbers("author").get(None, ABSENT)
+        several = unsaid & (self._owner_of(found) == SEVERAL)
+        runs = self._named_by("run_id", user, self.value_numbers("run_id"))
+        names = [self._named_by("session_id", user, names).any() for names in self._sessions]
+        of_user = runs[run] | np.append(np.array(names, np.bool_), False)[line]
+        asked = self.value_numbers("asked_by").get(user, _UNKNOWN)
+        return rows[several & (of_user | (asked_by == asked))]
+
+    def _named_by(self, name: StepKey, user: str, values: Iterable[Value]) -> Flags:
+        """Return which values of a key steps of a user have; a last one for none."""
+        known, having = self._steps.value_numbers(name), self._steps.values_of(name, user)
+        flags = [bool(value) and known.get(value, -1) in having for value in values]
+        return np.array([*flags, False], np.bool_)
+
+    def _owner_of(self, found: Positions) -> Owners:
+        """Return whose the messages at these places are, as `owner` has it."""
+        run, line = self._columns["run_id"].values[found], self._columns["sessions"].values[found]
+        asked = self._columns["asked_by"].values[found]
         known = self.value_numbers("sessions")
         fresh = islice(known, len(self._sessions), None)
         self._sessions += [json.loads(str(listed or "[]")) for listed in fresh]
@@ -366,6 +406,8 @@ class _MessageColumns(FilterColumns):
         of_lines, of_runs = np.append(of_lines, NOBODY)[line], np.append(of_runs, NOBODY)[run]
         several = np.where((of_runs == NOBODY) & (of_lines == NOBODY), NOBODY, SEVERAL)
         of_lines = np.where(of_lines >= 0, of_lines, several)
+        by_somebody = asked != self.value_numbers("asked_by").get(None, ABSENT)
+        of_lines = np.where(by_somebody, SEVERAL, of_lines)
         return np.where(of_runs >= 0, of_runs, of_lines)
 
     def _of_steps(self, name: StepKey, values: Iterable[Value]) -> Owners:

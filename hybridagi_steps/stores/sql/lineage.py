@@ -1,4 +1,4 @@
-"""Which messages a branch shows: its lineage, where it ends, and how far each branch is read.
+"""Which messages a branch shows: its lineage, where it ends, how far it is read, who speaks in it.
 
 A lineage is a chain of ranges, one per branch. It is resolved first, by one recursive query, and
 each range is then read by itself, oldest first. Two rules keep this fast: a message at or below a
@@ -9,11 +9,13 @@ transaction is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any, NamedTuple
 from zlib import crc32
+
+import orjson
 
 from hybridagi_steps.errors import (
     DamagedFileError,
@@ -21,8 +23,9 @@ from hybridagi_steps.errors import (
     UnknownSequenceError,
     UnknownSessionError,
 )
-from hybridagi_steps.records.message import utc_now
-from hybridagi_steps.records.store_values import BranchPosition
+from hybridagi_steps.records.json_reading import as_object, as_text
+from hybridagi_steps.records.message import SUMMARY_OF, utc_now
+from hybridagi_steps.records.store_values import SEVERAL_USERS, BranchPosition
 from hybridagi_steps.stores.body import Written
 from hybridagi_steps.stores.checksums import (
     ChecksumError,
@@ -33,7 +36,7 @@ from hybridagi_steps.stores.checksums import (
     row_checksum,
     session_checksum,
 )
-from hybridagi_steps.stores.sql.tables import Connection, is_storable
+from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 OPEN_END = 2**63 - 1
 """The last sequence of a range that still grows; the largest integer of a column."""
@@ -98,6 +101,14 @@ _MEASURED = """SELECT b.parent_id, b.reach, CASE
         ELSE coalesce((SELECT max(c.fork_sequence) FROM branch c
                        WHERE c.parent_id = b.id AND c.reach > 0), 0) END
     FROM branch b WHERE id = ?"""
+_OF_USER = '{"role":"user",%'
+"""How what a user says is written, and what a summary says."""
+_SOME_OWNER = "SELECT 1 FROM session WHERE namespace = ? AND user_id IS NOT NULL LIMIT 1"
+_ROLES = """SELECT row, branch_id, sequence, said LIKE ? FROM message
+    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?)) ORDER BY branch_id, sequence"""
+_ASKED_BEFORE = """SELECT sequence, CAST(body AS BLOB) FROM message
+    WHERE branch_id = ? AND sequence BETWEEN ? AND ? AND said LIKE ?
+    ORDER BY sequence DESC LIMIT 1"""
 
 
 class Link(NamedTuple):
@@ -131,6 +142,28 @@ class SessionRow(NamedTuple):
     forked_from: str | None
     forked_at: int | None
     user_id: str | None
+
+
+class Speaker(NamedTuple):
+    """Who said a message, as far as it and the question that it stands behind name users."""
+
+    user_id: str | None = None
+    """Whose it is, whatever steps there are."""
+    asked_by: str | None = None
+    """The user who asked, where another may have answered: then it is no visitor's to find, and
+    this user's only if it is of a run of his."""
+
+
+class Named(NamedTuple):
+    """What a message says of where it comes from."""
+
+    user_id: str | None
+    run_id: str | None
+    said: bool
+    """Whether somebody said it: it is no summary."""
+
+
+_NOBODY = Named(None, None, said=True)
 
 
 def row_checksums(branch_id: int, row: Row) -> tuple[int, int]:
@@ -441,3 +474,63 @@ def narrow_reach(connection: Connection, branch_id: int | None) -> None:
         update = "UPDATE branch SET reach = ? WHERE id = ?"
         connection.execute(update, (measured, branch_id))
         branch_id = parent
+
+
+def speakers_of(
+    connection: Connection, namespace: int, known: Mapping[int, Named]
+) -> dict[int, Speaker]:
+    """Return by row of `message` who said each of some messages.
+
+    Complexity: two questions, and one more for each message that names nobody and stands behind a
+    question that is none of these; none where no session of the namespace has a user.
+    """
+    found = {row: Speaker(one.user_id) for row, one in known.items()}
+    if all(one.user_id for one in known.values()):
+        return found
+    if connection.execute(_SOME_OWNER, (namespace,)).fetchone() is None:
+        return found  # who first names a user in a session gives it to that user
+    places = connection.execute(_ROLES, (_OF_USER, namespace, many(sorted(known)))).fetchall()
+    here, question = (0, 0), None
+    for row, branch, sequence, of_user in places:
+        if here != (branch, sequence - 1):
+            question = None  # what stands between is not among these
+        here, one = (branch, sequence), known[row]
+        if of_user and one.said:
+            question = one
+        elif one.user_id is None:
+            question = question or _asked_before(connection, branch, sequence)
+            found[row] = _speaker(None, one.run_id, question.user_id, question.run_id)
+    return found
+
+
+def _asked_before(connection: Connection, branch: int, sequence: int) -> Named:
+    """Return the last question before a message; where it is damaged one of whoever asked."""
+    with suppress(DamagedFileError, ValueError, TypeError):
+        for link in reversed(links(connection, branch, 1, sequence - 1)):
+            last = link.last
+            while asked := connection.execute(
+                _ASKED_BEFORE, (*link[:2], last, _OF_USER)
+            ).fetchone():
+                fields = as_object(orjson.loads(asked[1]))
+                if SUMMARY_OF not in as_object(fields.get("metadata")):
+                    run_id = as_text(fields.get("run_id"))
+                    return Named(as_text(fields.get("user_id")), run_id, said=True)
+                last = asked[0] - 1
+        return _NOBODY
+    return Named(SEVERAL_USERS, SEVERAL_USERS, said=True)
+
+
+def _speaker(
+    user_id: str | None, run_id: str | None, asked_by: str | None, asked_in: str | None
+) -> Speaker:
+    """Return who said a message: whom it names, else whom the question before it names.
+
+    Args:
+        user_id: Whom it names.
+        run_id: Its run.
+        asked_by: Whom the user's message names that it stands behind; None: it is a user's itself.
+        asked_in: The run of that one.
+    """
+    if user_id is not None or asked_by is None:
+        return Speaker(user_id)
+    return Speaker(asked_by) if run_id in (None, asked_in) else Speaker(None, asked_by)

@@ -1,9 +1,9 @@
 """Which messages of sessions match a filter, whose they are, and which are hidden.
 
 A message has few of the keys that a step has: a run, a time, a source, metadata, and its user. If
-it names none, it is of the only user whose steps its run has, else of the only one that steps of
-its session have, or of the session that this was forked from. Where they have several, it is no
-named user's to find, and nobody's either.
+it names none, it is of whom the question names that it answers (`speaker`), of the only user whose
+steps its run has, else of the only one that steps of its session have, or of the session that this
+was forked from. Where they have several, it is no named user's to find, and nobody's either.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -22,17 +22,19 @@ from hybridagi_steps.messages.agent_steps import SHOWN
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import as_list, as_object, as_text
+from hybridagi_steps.records.message import SUMMARY_OF
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import (
     ABANDONED,
     MESSAGE_ROWS,
     REVOKED,
+    SEVERAL_USERS,
     Hidden,
     PlainValues,
     Rows,
     owner,
 )
-from hybridagi_steps.stores.sql.lineage import links, tip_of
+from hybridagi_steps.stores.sql.lineage import Named, links, speakers_of, tip_of
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.where import scalar_kind
@@ -84,6 +86,18 @@ _SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
 _SHOWING = '%"agent_step%'
 """How bodies look that name steps; whether they do is looked up in them."""
 
+Owner = str | Set[str] | None
+"""Whose a message is: one user's, any of several users', nobody's."""
+
+
+class Origin(NamedTuple):
+    """Where a message comes from."""
+
+    run_id: str | None
+    branch_id: int
+    asked_by: str | None
+    """As `Speaker` has it."""
+
 
 class MessageFilter(StepReading):
     """Implements what `MessageIndex` says of keys and filters; see protocols.py."""
@@ -106,12 +120,15 @@ class MessageFilter(StepReading):
             found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
             branches = {branch_id for *_, branch_id in found} if "sessions" in names else set[int]()
             lines = sessions_of(connection, branches)
+            keys = {row: keys_of(body) for row, body, _ in found} if names else {}
+            if "author" in names:
+                self._name_speakers(connection, keys)
         sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
         columns: dict[StepKey, list[str | None]] = {name: [] for name in names}
-        for _, body, branch in found if columns else ():
-            keys = {**keys_of(body), "sessions": sessions.get(branch)}
+        for row, _, branch in found if columns else ():
+            told = {**keys[row], "sessions": sessions.get(branch)}
             for name, column in columns.items():
-                column.append(keys.get(name))
+                column.append(told.get(name))
         return np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64), columns
 
     def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
@@ -164,25 +181,51 @@ class MessageFilter(StepReading):
     def _ids_of(self, connection: Connection, rows: Sequence[int]) -> list[str]:
         return self._column(connection, _IDS_OF, self._namespace, many(rows))
 
-    def _matching_messages(self, connection: Connection, where: StepFilter) -> list[int]:
-        """Return the rows of `message` that match a filter."""
+    def _name_speakers(self, connection: Connection, keys: dict[int, dict[str, Any]]) -> None:
+        """Let keys of messages that name nobody have whom the question before them names."""
+        known = {
+            row: Named(one["author"], one["run_id"], SUMMARY_OF not in one["metadata"])
+            for row, one in keys.items()
+        }
+        for row, (user_id, asked_by) in speakers_of(connection, self._namespace, known).items():
+            keys[row] |= {"author": user_id, "asked_by": asked_by}
+
+    def _matching_messages(
+        self, connection: Connection, where: StepFilter, *, excluding: bool = False
+    ) -> list[int]:
+        """Return the rows of `message` that match a filter.
+
+        Excluding, a user's are also those that any of several may have said, that user among them.
+        """
         if not where.finds("message"):
             return []
         found = (
             self._rows_in(connection, where.session_id)
             if where.conditions <= _NOT_IN_BODIES
-            else self._with_keys(connection, where)
+            else self._with_keys(connection, where, excluding)
         )
-        gone = {r for each in where.excluded() for r in self._matching_messages(connection, each)}
+        gone = {
+            row
+            for each in where.excluded()
+            for row in self._matching_messages(connection, each, excluding=True)
+        }
         found = [row for row in found if row not in gone] if gone else found
         return self._in_scope(connection, where.scope, found)
 
-    def _with_keys(self, connection: Connection, where: StepFilter) -> list[int]:
+    def _with_keys(self, connection: Connection, where: StepFilter, excluding: bool) -> list[int]:
         """Return the rows of messages whose keys a filter asks for, whatever it excludes."""
         asked = list(self._candidates(connection, where))
         keys = {row: keys_of(body) for row, body, _ in asked}
-        origins = {row: (keys[row]["run_id"], branch_id) for row, _, branch_id in asked}
-        owners = owners_of(connection, self._namespace, origins if _names_user(where) else {})
+        owners: dict[int, Owner] = {}
+        if _names_user(where):
+            self._name_speakers(connection, keys)
+            origins = {
+                row: Origin(keys[row]["run_id"], branch_id, keys[row]["asked_by"])
+                for row, _, branch_id in asked
+            }
+            owners = owners_of(connection, self._namespace, origins)
+        if excluding:
+            owners = {row: _excluded_as(whose, where) for row, whose in owners.items()}
         rated = self._rated(connection, where.min_score)
         return [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
 
@@ -278,19 +321,30 @@ class ShownSteps:
 
 
 def owners_of(
-    connection: Connection, namespace: int, origins: Mapping[int, tuple[str | None, int]]
-) -> dict[int, str | Set[str] | None]:
-    """Return whose messages are, as `owner` has it, given by row with their run and branch."""
-    lines = sessions_of(connection, {branch for _, branch in origins.values()})
-    runs = {run for run, _ in origins.values() if run}
+    connection: Connection, namespace: int, origins: Mapping[int, Origin]
+) -> dict[int, Owner]:
+    """Return whose messages are that name nobody, as `owner` has it, by row."""
+    lines = sessions_of(connection, {one.branch_id for one in origins.values()})
+    runs = {one.run_id for one in origins.values() if one.run_id}
     sessions = set(chain.from_iterable(lines.values()))
     of_runs = _users_by(connection, namespace, runs, _USERS_OF_RUNS)
     of = _users_by(connection, namespace, sessions, _USERS_OF_SESSIONS, _USERS_OF_NAMES)
     of_lines = {branch: set(chain(*map(of.__getitem__, names))) for branch, names in lines.items()}
     return {
-        row: owner(of_runs[run or ""], of_lines.get(branch, set()))
-        for row, (run, branch) in origins.items()
+        row: owner(of_runs[run or ""], of_lines.get(branch, set()) | _asking(asked_by))
+        for row, (run, branch, asked_by) in origins.items()
     }
+
+
+def _asking(asked_by: str | None) -> set[str]:
+    """Return the users that a session has for an answer that may be another's than who asked."""
+    return set() if asked_by is None else {asked_by, SEVERAL_USERS}
+
+
+def _excluded_as(whose: Owner, where: StepFilter) -> Owner:
+    """Return whose a message is to a filter of what is left out."""
+    several = isinstance(whose, Set) and where.user_id in whose
+    return where.user_id if several else whose
 
 
 def sessions_of(connection: Connection, branches: Collection[object]) -> Mapping[int, set[str]]:
@@ -323,7 +377,7 @@ def _names_user(where: StepFilter) -> bool:
 def _matches(
     where: StepFilter,
     keys: Mapping[str, Any],
-    whose: str | Set[str] | None,
+    whose: Owner,
     rated: set[str] | None,
 ) -> bool:
     """Whether a message has the keys that a filter asks for, but for scope and session."""
@@ -363,6 +417,7 @@ def keys_of(body: Any) -> dict[str, Any]:
     return {
         "run_id": as_text(fields.get("run_id")),
         "author": as_text(fields.get("user_id")),
+        "asked_by": None,
         "created_at": as_text(fields.get("created_at")),
         "source": source_of(known),
         "metadata": known,

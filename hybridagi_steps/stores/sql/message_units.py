@@ -26,13 +26,15 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.stores.body import decode_message
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import (
+    Named,
     checked_row,
     links,
     reader_of,
     readers_of,
+    speakers_of,
     tip_of,
 )
-from hybridagi_steps.stores.sql.message_filter import MessageFilter, owners_of
+from hybridagi_steps.stores.sql.message_filter import MessageFilter, Origin, Owner, owners_of
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 _PLACES = """SELECT m.row, m.branch_id, m.sequence, b.session_id FROM message m
@@ -203,15 +205,20 @@ class MessageUnits(MessageFilter):
 
     def _owners(
         self, connection: Connection, lines: Iterable[tuple[int, Step]]
-    ) -> dict[int, str | Set[str] | None]:
+    ) -> dict[int, Owner]:
         """Return by row whose messages are; those whose place is damaged are missing."""
         said = dict(lines)
+        places = self._places(connection, [*said])
+        known = {
+            row: Named(one.user_id, one.run_id, one.is_user_step()) for row, one in said.items()
+        }
+        speakers = speakers_of(connection, self._namespace, known)
         origins = {
-            place.row: (said[place.row].run_id, place.branch_id)
-            for place in self._places(connection, [*said])
+            place.row: Origin(said[place.row].run_id, place.branch_id, speakers[place.row].asked_by)
+            for place in places
         }
         owners = owners_of(connection, self._namespace, origins)
-        return {row: said[row].user_id or whose for row, whose in owners.items()}
+        return {row: speakers[row].user_id or whose for row, whose in owners.items()}
 
     def _shown(
         self, connection: Connection, shown: Iterable[MessageStep]
@@ -241,7 +248,7 @@ class MessageUnits(MessageFilter):
 
 
 def _units_in_line(
-    line: Sequence[tuple[int, Step]], owners: Mapping[int, str | Set[str] | None]
+    line: Sequence[tuple[int, Step]], owners: Mapping[int, Owner]
 ) -> dict[int, MessageUnit]:
     """Return by sequence what messages of one branch tell, given with their rows."""
     steps = _steps_in_line(line, owners)
@@ -250,25 +257,24 @@ def _units_in_line(
         return None if place is None else steps[place].step
 
     found: dict[int, MessageUnit] = {}
-    for one, (_, message) in zip(steps, line, strict=True):
-        before = step_at(one.before)
-        # What another user said is not for this one's window.
-        if before is not None and one.step is not None and before.user_id != one.step.user_id:
-            before = None
-        row = None if before is None or one.before is None else line[one.before][0]
+    for one, (own, message) in zip(steps, line, strict=True):
+        row = None if one.before is None else line[one.before][0]
+        if row is not None and owners[row] != owners[own]:
+            row = None  # what another user said is not for this one's window
+        before = None if row is None else step_at(one.before)
         before_row = None if row is None else row + MESSAGE_ROWS
         found[message.sequence] = MessageUnit(one, step_at(one.asked), before_row, before)
     return found
 
 
 def _steps_in_line(
-    line: Sequence[tuple[int, Step]], owners: Mapping[int, str | Set[str] | None]
+    line: Sequence[tuple[int, Step]], owners: Mapping[int, Owner]
 ) -> list[MessageStep]:
     """Return what messages tell, given with their rows, and whose they are."""
-    steps = message_steps([message for _, message in line])
+    if any(row not in owners for row, _ in line):
+        raise damaged("the place of a message")
+    steps = message_steps([message for _, message in line], [owners[row] for row, _ in line])
     for one, (row, _) in zip(steps, line, strict=True):
-        if row not in owners:
-            raise damaged("the place of a message")
         if one.step is not None:
             whose = owners[row]
             one.step.user_id = SEVERAL_USERS if isinstance(whose, Set) else whose
@@ -277,6 +283,9 @@ def _steps_in_line(
 
 def _is_shown_by(step: AgentStep, message: MessageStep) -> bool:
     """Whether a message tells what a stored step does: a tool's result, or an answer."""
+    user_id = None if message.step is None else message.step.user_id
+    if {step.user_id, user_id} - {None, SEVERAL_USERS, user_id}:
+        return False  # it says what another user's step does
     return bool(step.tool) == bool(message.step is not None and message.step.tool)
 
 
