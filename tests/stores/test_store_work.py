@@ -17,7 +17,7 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
-from hybridagi_steps.stores.sql import message_filter
+from hybridagi_steps.stores.sql import lineage, message_filter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.database import Reader
 from hybridagi_steps.testing.conformance.samples import message, said, save_pending, step
@@ -217,13 +217,13 @@ def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory
 def test_a_filter_asked_with_another_value_reads_no_message_again(
     talks: StepMemory, monkeypatch: pytest.MonkeyPatch, first: Any, then: Any, finds: int
 ) -> None:
-    read, fields = list[Any](), message_filter._fields  # pyright: ignore[reportPrivateUsage]
+    read, fields = list[Any](), message_filter.fields_of
 
     def counted(body: Any) -> dict[str, Any]:
         read.append(body)
         return fields(body)
 
-    monkeypatch.setattr(message_filter, "_fields", counted)
+    monkeypatch.setattr(message_filter, "fields_of", counted)
     talks.search("book", where=first)
     asked = len(read)
     assert len(talks.search("book", k=2_000, where=then)) == finds
@@ -317,13 +317,13 @@ def test_messages_that_show_revoked_steps_are_read_once(
     def answer(n: int) -> Step:
         return message(f"answer {n}", "assistant", agent_step_id=f"a{n}")
 
-    parse, parsed = message_filter._shown_ids, list[Any]()  # pyright: ignore[reportPrivateUsage]
+    parse, parsed = lineage._shown_ids, list[Any]()  # pyright: ignore[reportPrivateUsage]
 
     def counted(body: Any) -> list[str]:
         parsed.append(body)
         return parse(body)
 
-    monkeypatch.setattr(message_filter, "_shown_ids", counted)
+    monkeypatch.setattr(lineage, "_shown_ids", counted)
     with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
         store.commit(
             "s", [answer(n) for n in range(20)], [step(id=f"a{n}", run_id="bad") for n in range(20)]

@@ -8,7 +8,6 @@ was forked from. Where they have several, it is no named user's to find, and nob
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
@@ -18,10 +17,9 @@ import numpy as np
 import orjson
 
 from hybridagi_steps._concurrency import cached_property
-from hybridagi_steps.messages.agent_steps import SHOWN
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.json_reading import as_list, as_object, as_text
+from hybridagi_steps.records.json_reading import as_object, as_text
 from hybridagi_steps.records.message import SUMMARY_OF
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import (
@@ -34,7 +32,14 @@ from hybridagi_steps.records.store_values import (
     Rows,
     owner,
 )
-from hybridagi_steps.stores.sql.lineage import Named, links, speakers_of, tip_of
+from hybridagi_steps.stores.sql.lineage import (
+    Named,
+    ShownSteps,
+    fields_of,
+    links,
+    speakers_of,
+    tip_of,
+)
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.where import scalar_kind
@@ -80,11 +85,6 @@ _NESTED = """SELECT CAST(body AS BLOB) FROM message
 _NAMING_PARENTS = '%"parent_run_id"%'
 _BODIES_AT_ONCE = 5_000
 _NOT_IN_BODIES = {"session_id", "kinds", "scope", "exclude"}
-_LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
-_SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
-    WHERE row > ? AND +namespace = ? AND body LIKE ? ORDER BY row LIMIT ?"""
-_SHOWING = '%"agent_step%'
-"""How bodies look that name steps; whether they do is looked up in them."""
 
 Owner = str | Set[str] | None
 """Whose a message is: one user's, any of several users', nobody's."""
@@ -138,7 +138,7 @@ class MessageFilter(StepReading):
             for row, body, _ in self._bodies(connection, after - MESSAGE_ROWS):
                 if row + MESSAGE_ROWS > through:
                     break
-                metadata = as_object(_fields(body).get("metadata"))
+                metadata = as_object(fields_of(body).get("metadata"))
                 if key in metadata and (kind := scalar_kind(metadata[key]))[0] != "other":
                     found.append((row + MESSAGE_ROWS, kind))
         return found
@@ -154,7 +154,7 @@ class MessageFilter(StepReading):
         """Return runs with those that agents used as tools began inside them."""
         with self._db.reading() as connection:
             known = map(
-                _fields, self._column(connection, _NESTED, self._namespace, _NAMING_PARENTS)
+                fields_of, self._column(connection, _NESTED, self._namespace, _NAMING_PARENTS)
             )
         inside: dict[str, set[str]] = defaultdict(set)
         for fields in known:
@@ -291,35 +291,6 @@ class MessageFilter(StepReading):
         return self._shown_steps.messages(connection, self._namespace, self._restarts, ids)
 
 
-class ShownSteps:
-    """Which messages show which steps: read on from the last message seen, until some go."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._life: tuple[int, ...] = ()
-        self._through = 0
-        self._rows: defaultdict[str, list[int]] = defaultdict(list)
-
-    def messages(
-        self, connection: Connection, namespace: int, restarts: int, ids: Iterable[str]
-    ) -> list[int]:
-        """Return the rows of the messages that show some steps, as this transaction sees them."""
-        life = (*connection.execute(_LIFE, (namespace,)).fetchone(), restarts)
-        with self._lock:
-            if life != self._life:
-                self._life, self._through = life, 0
-                self._rows.clear()
-            page, full = (namespace, _SHOWING, _BODIES_AT_ONCE), True
-            while full:
-                found = connection.execute(_SHOWING_BODIES, (self._through, *page)).fetchall()
-                for row, body in found:
-                    for step_id in _shown_ids(body):
-                        self._rows[step_id].append(row)
-                    self._through = row
-                full = len(found) == _BODIES_AT_ONCE
-            return [row for step_id in ids for row in self._rows.get(step_id, ())]
-
-
 def owners_of(
     connection: Connection, namespace: int, origins: Mapping[int, Origin]
 ) -> dict[int, Owner]:
@@ -400,18 +371,9 @@ def _matches(
     )
 
 
-def _fields(body: Any) -> dict[str, Any]:
-    """Return what a body says; of a damaged one nothing: who reads the message is told."""
-    try:
-        found: Any = orjson.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
 def keys_of(body: Any) -> dict[str, Any]:
     """Return what filters compare of a message."""
-    fields = _fields(body)
+    fields = fields_of(body)
     metadata: Any = fields.get("metadata")
     known = as_object(metadata)
     return {
@@ -422,9 +384,3 @@ def keys_of(body: Any) -> dict[str, Any]:
         "source": source_of(known),
         "metadata": known,
     }
-
-
-def _shown_ids(body: Any) -> list[str]:
-    fields = _fields(body)
-    several = as_list(as_object(fields.get("metadata")).get(SHOWN))
-    return [str(one) for one in (fields.get("agent_step_id"), *several) if one]
