@@ -79,6 +79,27 @@ class MessageIndexContract:
             assert found["a"].parent_row == found["r"].row
             assert found["q"].parent_row is None
 
+    def test_words_of_one_user_are_not_told_with_anothers(self, store: SessionStepStore) -> None:
+        talk = [
+            message("where is it?", id="q", user_id="bob"),
+            message("In Oslo.", "assistant", id="a", user_id="ann"),
+            message("and the key?", id="r", user_id="bob"),
+            message("In Rome.", "assistant", id="b"),
+        ]
+        store.commit("s", talk)
+        if not isinstance(store, MessageIndex):
+            return
+        found = {str(one.step.id): one for one in _pending(store) if one.step is not None}
+        told = {name: (one.step and one.step.purpose) for name, one in found.items()}
+        assert told == {"q": "where is it?", "a": "", "r": "and the key?", "b": "and the key?"}
+        assert [found[name].asked for name in ("q", "a", "r")] == [None] * 3
+        assert [one.parent_row for one in found.values()] == [None] * 4
+        for user, rows in (("ann", ["a"]), ("bob", ["q", "r", "b"]), ("cy", [])):
+            where = StepFilter(user_id=user)
+            assert store.message_rows(where).tolist() == [found[name].row for name in rows]
+        left = store.message_rows(StepFilter.of({"exclude": {"user_id": "bob"}}))
+        assert left.tolist() == [found["a"].row]
+
     def test_words_of_messages_are_followed_and_go_with_their_session(
         self, store: SessionStepStore
     ) -> None:
