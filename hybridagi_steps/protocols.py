@@ -221,12 +221,10 @@ class CachedApart(Protocol):
 class MessageIndex(Protocol):
     """What a store has besides that indexes messages of sessions; without it a search finds none.
 
-    What a message tells holds words of its owner alone: a question and an answer, a call and a
-    result, of which each is another user's, are told apart, and no window shows one to the other.
-    Of an excluded filter, a user's messages are also those that any of several may have said.
-
-    A message's row is its own plus `MESSAGE_ROWS`; `pending_texts`, `pending_vectors`, `changes`,
-    and `read` speak of both kinds, `frontier` of the newest of each.
+    What a message tells holds words of its owner alone, in its window, too; of an excluded user are
+    also those that any of several may have said. A message's row is its own plus `MESSAGE_ROWS`;
+    `pending_texts`, `pending_vectors`, `changes`, and `read` speak of both kinds, `frontier` of the
+    newest of each.
     """
 
     def hidden_messages(self) -> Hidden:
@@ -239,9 +237,8 @@ class MessageIndex(Protocol):
         """Return the next messages above `after` with their keys, as `step_keys` does.
 
         The name `sessions` asks for a JSON list: the session that a message was written to, and
-        those that this was forked from; `author` for the user that the message itself names, or
-        whom the question names that it answers; `asked_by` for whom that names where a message of
-        another run stands behind it.
+        those that this was forked from; `author` for the user that the message, or the question it
+        answers, names; `asked_by` for whom that names where another run's message stands behind it.
         """
         ...
 
