@@ -179,10 +179,7 @@ class IndexedStore(Protocol):
 
 @runtime_checkable
 class ValuedStore(Protocol):
-    """What a store has besides whose scores and metadata an index keeps in columns.
-
-    Without it a filter by them is asked of the store itself.
-    """
+    """What a store has whose scores and metadata an index keeps in columns, not asking the store."""
 
     def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
         """Return the AgentSteps above one row and up to another that have a score of their own."""
@@ -222,9 +219,8 @@ class MessageIndex(Protocol):
     """What a store has besides that indexes messages of sessions; without it a search finds none.
 
     What a message tells holds words of its owner alone, in its window, too; of an excluded user are
-    also those that any of several may have said. A message's row is its own plus `MESSAGE_ROWS`;
-    `pending_texts`, `pending_vectors`, `changes`, and `read` speak of both kinds, `frontier` of the
-    newest of each.
+    also those that any of several may have said. Its row is its own plus `MESSAGE_ROWS`; what is
+    pending, `changes` and `read` speak of both kinds, `frontier` of the newest of each.
     """
 
     def hidden_messages(self) -> Hidden:
@@ -236,9 +232,9 @@ class MessageIndex(Protocol):
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         """Return the next messages above `after` with their keys, as `step_keys` does.
 
-        The name `sessions` asks for a JSON list: the session that a message was written to, and
-        those that this was forked from; `author` for the user that the message, or the question it
-        answers, names; `asked_by` for whom that names where another run's message stands behind it.
+        `sessions` is a JSON list: the session that a message was written to, and those that it was
+        forked from; `author` the user that the message, or the question it answers, names;
+        `asked_by` whom that names where another run's message stands behind it.
         """
         ...
 
