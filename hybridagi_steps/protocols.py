@@ -179,7 +179,7 @@ class IndexedStore(Protocol):
 
 @runtime_checkable
 class ValuedStore(Protocol):
-    """What a store has whose scores and metadata an index keeps in columns, not asking the store."""
+    """What a store has whose scores and metadata an index keeps in columns of its own."""
 
     def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
         """Return the AgentSteps above one row and up to another that have a score of their own."""
