@@ -166,11 +166,10 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
     def _admitted(self, steps: Steps | Sequence[AgentStep]) -> list[AgentStep]:
         """Return steps as they may be stored, their vectors checked."""
         kept = admitted(steps, self.redact)
-        if any(step.vector is not None for step in kept):
+        if given := [step for step in kept if step.vector is not None]:
             dimension = self._binding.bound().dimension
-            for step in kept:
-                if step.vector is not None:
-                    check_vector(step, dimension)
+            for step in given:
+                check_vector(step, dimension)
         if kept:
             self._binding.bind_early()
         return kept
@@ -457,6 +456,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         self._check_open()
         self._binding.change(embedder)
         self._forget_cache()
+        self.searcher.deriver.mend(everything=True)
         self.flush(progress)
 
     def stats(self) -> dict[str, Any]:

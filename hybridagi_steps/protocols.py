@@ -28,6 +28,7 @@ from hybridagi_steps.records.store_values import (
     Hidden,
     MessagePlace,
     PendingText,
+    PlainValues,
     Position,
     Rows,
     RunSummary,
@@ -178,22 +179,14 @@ class IndexedStore(Protocol):
 
 @runtime_checkable
 class ValuedStore(Protocol):
-    """What a store has besides whose scores and metadata an index keeps in columns.
-
-    Without it a filter by them is asked of the store itself.
-    """
+    """What a store has whose scores and metadata an index keeps in columns of its own."""
 
     def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
         """Return the AgentSteps above one row and up to another that have a score of their own."""
         ...
 
-    def metadata_values(
-        self, key: str, *, after: int, through: int
-    ) -> list[tuple[int, tuple[str, str | float | None]]]:
-        """Return the AgentSteps within bounds as above that have a plain value under a key.
-
-        Beside each row stands the value as `stores.sql.where.scalar_kind` tells it.
-        """
+    def metadata_values(self, key: str, *, after: int, through: int) -> PlainValues:
+        """Return the AgentSteps within bounds as above that have a plain value under a key."""
         ...
 
     def rated_runs(self, least: float) -> list[str]:
@@ -225,8 +218,9 @@ class CachedApart(Protocol):
 class MessageIndex(Protocol):
     """What a store has besides that indexes messages of sessions; without it a search finds none.
 
-    What it tells, and its window, hold words of its owner alone. Its row is its own plus
-    `MESSAGE_ROWS`; `pending_texts`, `pending_vectors`, `changes` and `read` speak of both kinds.
+    What a message tells holds words of its owner alone, in its window, too; of an excluded user are
+    also those that any of several may have said. Its row is its own plus `MESSAGE_ROWS`; what is
+    pending, `changes` and `read` speak of both kinds, `frontier` of the newest of each.
     """
 
     def hidden_messages(self) -> Hidden:
@@ -238,10 +232,14 @@ class MessageIndex(Protocol):
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         """Return the next messages above `after` with their keys, as `step_keys` does.
 
-        The name `sessions` asks for a JSON list: the session that a message was written to, and
-        those that this was forked from; `author` for the user that it or its question names,
-        `asked_by` for whom the question names if another run answers.
+        `sessions` is a JSON list: the session that a message was written to, and those that it was
+        forked from; `author` the user that the message, or the question it answers, names;
+        `asked_by` whom that names where another run's message stands behind it.
         """
+        ...
+
+    def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
+        """Return the messages within bounds that have a plain value, as `metadata_values` does."""
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC
+from operator import itemgetter
 from types import NoneType
 from typing import Any, Protocol, TypeAlias, cast
 from uuid import UUID
@@ -48,6 +49,7 @@ MOST_PRIORITY = 1_000
 """Of work in a queue; the least is its negative."""
 
 _VALUES = ("inputs", "outputs", "metadata")
+_ids_of = itemgetter(*ID_FIELDS)
 
 
 def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
@@ -88,8 +90,12 @@ def checked_redact(redact: Redact | None) -> Redact | None:
 def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
     if not isinstance(step, AgentStep):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise InvalidStepError(f"expected an AgentStep, got {type(step).__name__}.")
-    fields = vars(step)
-    for value in map(fields.get, ID_FIELDS):
+    fields = step.__dict__
+    try:
+        ids = _ids_of(fields)
+    except KeyError:  # it was pickled by an earlier version, which had fewer
+        ids = tuple(map(fields.get, ID_FIELDS))
+    for value in ids:
         if value is None or type(value) is UUID:
             continue
         if type(value) is not str or not 0 < len(value) <= MAX_ID_LENGTH or not value.isprintable():
@@ -97,7 +103,7 @@ def _admitted(step: AgentStep, redact: Redact | None) -> AgentStep:
             break
     if (parent := fields.get("parent_id")) is not None and _is_same(parent, fields["id"]):
         step = without_parent(step)
-        fields = vars(step)
+        fields = step.__dict__
     extra = step.__pydantic_extra__
     if redact is None and _is_plain(fields) and (not extra or is_json(extra)):
         return step
@@ -131,9 +137,10 @@ def _is_same(one: UUID | str, other: UUID | str) -> bool:
     return one == other or (type(one) is not type(other) and id_text(one) == id_text(other))
 
 
-def _is_plain(fields: dict[str, Any]) -> bool:
+def _is_plain(fields: Mapping[str, Any]) -> bool:
     """Return whether the values of nearly every step are as they may be stored."""
-    return all(map(is_json, map(fields.get, _VALUES)))
+    value = fields.get
+    return is_json(value("inputs")) and is_json(value("outputs")) and is_json(value("metadata"))
 
 
 def _check_ids(step: AgentStep, fields: Mapping[str, Any]) -> None:

@@ -13,12 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Literal, get_args, overload
+from typing import Literal, overload
 
 from hybridagi_steps.context.compaction import Summarise, compact, expand, replaced, summarised
 from hybridagi_steps.context.layout import (
     Layout,
+    LayoutName,
     Quoted,
+    check_layout,
+    check_numbers,
     least_tokens,
     planned,
     recalled_in,
@@ -61,17 +64,14 @@ from hybridagi_steps.token_counters import (
     MessageCounter,
     token_counter,
 )
-from hybridagi_steps.validation import Where, is_number
-
-LayoutName = Literal["recent", "cached"]
-"""How a context is laid out; see ContextBuilder."""
+from hybridagi_steps.validation import Where
 
 _RECALL_SHARE = 0.35
 """Share of the room that recall may take from a tail that does not fit."""
 _NEEDED = 5
-"""Older units that are quoted because the newest messages use what they named first."""
+"""Older units quoted because the newest messages use what they named first."""
 _LEAST_FETCHED, _TYPICAL_TOKENS, _MOST_RECALLED = 8, 50, 1_600
-"""How many steps are searched: as many as fit if they are of this length, then four times more."""
+"""Steps searched: as many as fit if they are of this length, then four times more."""
 
 
 @dataclass(slots=True)
@@ -190,10 +190,10 @@ class ContextBuilder:
         """
         if memory is not None and not hasattr(memory, "repository"):
             raise InvalidMemoryError(memory, "repository()", "search()")
-        _check_numbers(budget=(budget, 1), k=(k, 0), recent=(recent, 1))
+        check_numbers(budget=(budget, 1), k=(k, 0), recent=(recent, 1))
         self.memory, self.budget, self.recent, self.k = memory, budget, recent, k
         self.where = _recallable(where, trust)
-        _check_layout(layout, aim, cache_weight)
+        check_layout(layout, aim, cache_weight)
         self.aim: Aim | None = aim
         self.layout: LayoutName = layout
         self.cache_weight, self.message_times = cache_weight, message_times
@@ -350,7 +350,7 @@ class ContextBuilder:
         return layout
 
     def _planned(self, units: Sequence[Unit], costs: Sequence[Sequence[int]], room: int) -> Layout:
-        share = 0 if self.k == 0 else _RECALL_SHARE
+        share = (self.k != 0) * _RECALL_SHARE
         history = int((1 - share) * self.budget) if self.layout == "cached" else None
         return planned(units, costs, room, self.recent, self._count, history)
 
@@ -391,30 +391,9 @@ class ContextBuilder:
             width = min(width * 4, _MOST_RECALLED)
         if (best := made.left_out) is not None:
             receipt.next_best = ReceiptEntry(best.id, best.why(), best.whole_tokens, best.rank)
-        if not made.steps:
-            return None
-        return Quoted(made, self._count.message({"content": made.text}))
+        return None if not made.steps else Quoted(made, self._count.message({"content": made.text}))
 
 
 def _recallable(where: Where, trust: Trust | None) -> StepFilter | None:
     own = None if where is None else StepFilter.of(where)
     return own if trust is None else StepFilter(trust=trust).and_(own or StepFilter())
-
-
-def _check_numbers(budget: tuple[object, int], **optional: tuple[object, int]) -> None:
-    """Check whole numbers, each with the least that it may be; all but the budget may be None."""
-    given = {name: pair for name, pair in optional.items() if pair[0] is not None}
-    for name, (value, least) in {"budget": budget, **given}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
-
-
-def _check_layout(layout: str, aim: str | None, cache_weight: float) -> None:
-    for setting, name, known in (("layout", layout, LayoutName), ("aim", aim, Aim)):
-        if name not in get_args(known) and (name is not None or setting == "layout"):
-            names = ", ".join(get_args(known))
-            raise InvalidSettingError(f"{setting} is one of {names}; got {name!r}.")
-    if not is_number(cache_weight) or not 0 <= cache_weight <= 1:
-        raise InvalidSettingError(
-            f"cache_weight is a number from 0 (cached tokens are free) to 1, not {cache_weight!r}."
-        )

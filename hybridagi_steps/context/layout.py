@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal, get_args
 
 from hybridagi_steps.context.compaction import summarised
 from hybridagi_steps.context.quoting import Filled, Recalled
 from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, add_entry
 from hybridagi_steps.context.sources import Source
+from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.provider_out import OPENING
 from hybridagi_steps.messages.units import SYNTHETIC, Unit, flat
 from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.token_counters import MessageCounter
+from hybridagi_steps.validation import is_number
 
+LayoutName = Literal["recent", "cached"]
+"""How a context is laid out; see ContextBuilder."""
 OPENING_MESSAGE = {"role": MessageRole.USER.value, "content": OPENING}
 RECALLED_STEPS = "recalled_steps"
 """Metadata key: ids of the steps that a recall message quotes."""
@@ -324,3 +330,23 @@ def _filling(tokens: Sequence[int], room: int) -> int:
         to_drop -= tokens[start]
         start += 1
     return start
+
+
+def check_numbers(budget: tuple[object, int], **optional: tuple[object, int]) -> None:
+    """Check whole numbers, each with the least that it may be; all but the budget may be None."""
+    given = {name: pair for name, pair in optional.items() if pair[0] is not None}
+    for name, (value, least) in {"budget": budget, **given}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidSettingError(f"{name} is a whole number, at least {least}; got {value!r}.")
+
+
+def check_layout(layout: str, aim: str | None, cache_weight: float) -> None:
+    """Check what a context is made for, and what a token from the cache costs."""
+    for setting, name, known in (("layout", layout, LayoutName), ("aim", aim, Aim)):
+        if name not in get_args(known) and (name is not None or setting == "layout"):
+            names = ", ".join(get_args(known))
+            raise InvalidSettingError(f"{setting} is one of {names}; got {name!r}.")
+    if not is_number(cache_weight) or not 0 <= cache_weight <= 1:
+        raise InvalidSettingError(
+            f"cache_weight is a number from 0 (cached tokens are free) to 1, not {cache_weight!r}."
+        )

@@ -176,6 +176,10 @@ class EmbedderBinding:
             embedder = self.bound()
         except (StorageBusyError, ReadOnlyStorageError, DiskFullError):
             return self.known()
+        name, dimension = embedder.model_id, self._store.identity().dimension
+        if dimension not in (None, embedder.dimension):
+            lengths = (f"{name}, {n} dimensions" for n in (dimension, embedder.dimension))
+            raise EmbedderMismatchError(*lengths)
         self._epoch = epoch
         return embedder
 

@@ -27,6 +27,8 @@ ShortVector = npt.NDArray[np.int16]
 """One vector in whole numbers."""
 Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
+PlainValues = list[tuple[int, tuple[str, str | float | None]]]
+"""Rows with the value that each has under a key, as `stores.sql.where.scalar_kind` tells it."""
 ABANDONED = "abandoned"
 """The scope that steps on branches show in which no session reads."""
 REVOKED = "revoked"

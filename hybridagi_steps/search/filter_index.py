@@ -6,8 +6,7 @@ marked, and dropped when they are many, so that what is listed by place outlives
 when a filter first names it. Texts are numbered, one small integer per row; the rows of a value
 asked for again are kept as a posting list. The store is asked each time for what can change without
 a new row (where branches stand, which runs have a score), and for what its indexes answer at once:
-one run, one session. What was read is kept in a file beside the index, for the next process. Not
-thread-safe by itself.
+one run, one session. What was read is kept in a file beside the index. Not thread-safe by itself.
 """
 
 from __future__ import annotations
@@ -36,11 +35,13 @@ from hybridagi_steps.search.key_columns import (
     Value,
     Values,
     equalities,
+    is_valued,
     metadata_key,
     metadata_name,
     microseconds,
     nothing,
     one_of,
+    without,
 )
 from hybridagi_steps.stores.sql.tables import is_storable
 
@@ -197,6 +198,14 @@ class FilterColumns:
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         return self._store.step_keys(names, after=after, limit=PAGE)
 
+    def _values_of(self, name: StepKey, after: int, through: int) -> Sequence[tuple[int, Any]]:
+        """Return the rows within bounds that have a score, or a value of a metadata key."""
+        if self._values is None:
+            return []
+        if (key := metadata_name(name)) is None:
+            return self._values.scored_rows(after=after, through=through)
+        return self._values.metadata_values(key, after=after, through=through)
+
     def _is_for_the_store(self, where: StepFilter) -> bool:
         """Tell whether the database knows better: by an index, or because it may change."""
         return where.run_id is not None or self._may_change(where)
@@ -205,8 +214,8 @@ class FilterColumns:
         """Tell whether what is found may change without a new row, or is in no column."""
         if where.session_id is not None or where.scope in (ABANDONED, REVOKED):
             return True
-        if self._values is None:
-            return where.min_score is not None or bool(where.metadata)
+        if self._values is None and (where.min_score is not None or where.metadata):
+            return True
         asked = {metadata_key(key) for key in where.metadata or ()} - self._columns.keys()
         held = sum(metadata_name(name) is not None for name in self._columns)
         return not all(map(is_storable, asked)) or len(asked) > max(0, METADATA_KEYS - held)
@@ -285,13 +294,7 @@ class FilterColumns:
             gone = [self._rows.values[places]]
         else:
             gone = self.of_runs(excluded)
-        gone = np.concatenate([*gone, hidden])
-        if not len(gone) or not len(found):
-            return found
-        places = np.minimum(np.searchsorted(found, gone), len(found) - 1)
-        passing = np.ones(len(found), np.bool_)
-        passing[places[found[places] == gone]] = False
-        return found[passing]
+        return without(found, np.concatenate([*gone, hidden]))
 
     def _posting(self, name: StepKey, number: int) -> Positions:
         """Return all positions with a value, ascending."""
@@ -340,19 +343,25 @@ class FilterColumns:
         """Read keys of the rows held already; of later ones all is read when their turn comes."""
         if not names:
             return
-        columns = {name: Column.of(name, len(self._rows.values)) for name in names}
-        for rows, found in self._pages(names, after=-1):
-            places = self._places(rows)
-            held = places != ABSENT
+        known = self._rows.values
+        columns = {name: Column.of(name, len(known)) for name in names}
+        keys = [name for name in names if not is_valued(name)]
+        for rows, found in self._pages(keys, after=-1) if keys else ():
+            held = (places := self._places(rows)) != ABSENT
             for name, values in found.items():
                 columns[name].values[places[held]] = values[held]
+        for start in range(0, len(known), PAGE):
+            page = known[start : start + PAGE]
+            for name in filter(is_valued, names):
+                column = columns[name].values[start : start + PAGE]
+                column[:] = self._valued(name, page, int(page[0]) - 1)
         self._columns.update(columns)
 
     def _pages(
         self, names: Sequence[StepKey], after: int
     ) -> Iterator[tuple[Rows, dict[StepKey, Values]]]:
         """Yield the rows above `after`, with what is to stand in their columns."""
-        stored = [name for name in names if name != SCORE and metadata_name(name) is None]
+        stored = [name for name in names if not is_valued(name)]
         full = True
         while full:
             rows, keys = self._keys_above(stored, after)
@@ -371,15 +380,8 @@ class FilterColumns:
 
     def _valued(self, name: StepKey, rows: Rows, after: int) -> Values:
         """Return the column of a score or a metadata key, which not all of some rows have."""
-        key, column, through = metadata_name(name), nothing(name, len(rows)), int(rows[-1])
-        if self._values is None:
-            return column
-        found = (
-            self._values.scored_rows(after=after, through=through)
-            if key is None
-            else self._values.metadata_values(key, after=after, through=through)
-        )
-        if found:
+        column = nothing(name, len(rows))
+        if found := self._values_of(name, after, int(rows[-1])):
             having, values = zip(*found, strict=True)
             places = np.minimum(np.searchsorted(rows, having), len(rows) - 1)
             held = rows[places] == having

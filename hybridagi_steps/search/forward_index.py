@@ -84,6 +84,8 @@ class ForwardIndex:
             name: np.empty(0, kind) for name, kind in _KINDS.items()
         }
         self._unread: PagedArray | None = None
+        self._file: Mapping[str, npt.NDArray[Any]] = {}
+        """Where columns are that nobody has asked for yet: who looks for words alone needs none."""
         self._size = 0
         self.all_own = 0
         """Own words of all documents together."""
@@ -152,23 +154,28 @@ class ForwardIndex:
         """Return the index as flat arrays."""
         self._read_all()
         used = dict.fromkeys(_KINDS, self._size) | {"units": self._end()}
-        arrays = {name: column[: used[name]] for name, column in self._columns.items()}
-        return arrays | {"units": arrays["units"][:, None]}  # a file reads small pages of a matrix
+        arrays = {name: self._column(name)[:count] for name, count in used.items()}
+        totals = np.array([self._size, self.all_own], np.int64)
+        # A file reads small pages of a matrix.
+        return arrays | {"units": arrays["units"][:, None], "totals": totals}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ForwardIndex:
         """Return the index that `to_arrays` described; of a file words are read when asked for."""
         index = cls()
         units, index._unread = unread(arrays, "units")
-        index._columns = {n: arrays[n] if n != "units" else units.reshape(-1) for n in _KINDS}
-        index._size = len(arrays["ends"])
-        window, before = (arrays[name].sum(dtype=np.int64) for name in ("window", "own_from"))
-        index.all_own = int(window - before)
+        index._columns, index._file = {"units": units.reshape(-1)}, arrays
+        index._size, index.all_own = arrays["totals"].tolist()
         return index
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._columns:
+            self._columns[name] = self._file[name]
+        return self._columns[name]
 
     def _put(self, name: str, at: int, values: npt.NDArray[Any]) -> None:
         """Write values behind what a column has, in a larger one where there is no room."""
-        column, need = self._columns[name], at + len(values)
+        column, need = self._column(name), at + len(values)
         if need > len(column) or not column.flags.writeable:
             if name == "units":
                 self._read_all()
@@ -180,7 +187,7 @@ class ForwardIndex:
     def _of_each(self, name: str, positions: Places) -> npt.NDArray[Any]:
         if not self._size:
             return np.zeros(len(positions), np.int64)
-        return self._columns[name][np.maximum(positions, 0)]
+        return self._column(name)[np.maximum(positions, 0)]
 
     def _read_all(self) -> None:
         if self._unread is not None:
@@ -188,7 +195,7 @@ class ForwardIndex:
             self._unread = None
 
     def _end(self) -> int:
-        return int(self._columns["ends"][self._size - 1]) if self._size else 0
+        return int(self._column("ends")[self._size - 1]) if self._size else 0
 
 
 def _encoded(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint16], Places]:
@@ -301,3 +308,17 @@ def counted(documents: npt.NDArray[Any], slots: npt.NDArray[Any], count: int, wi
     """Count pairs of a document and a thing asked for, shape (count, width)."""
     flat = np.bincount(documents * width + slots, minlength=count * width)
     return flat.reshape(count, width).astype(np.float64)
+
+
+def to_best(scores: Scores) -> Scores:
+    """Return scores divided by the best."""
+    best = scores.max(initial=0.0)
+    return scores / best if best else scores
+
+
+def summed(counts: Counts, owners: npt.NDArray[np.intp], count: int) -> Counts:
+    """Return the sums of the rows of each owner."""
+    sums = np.zeros((count, counts.shape[1]))
+    for column, values in enumerate(counts.T):
+        sums[:, column] = np.bincount(owners, values, count)
+    return sums

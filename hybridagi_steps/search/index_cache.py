@@ -173,16 +173,26 @@ class PagedArray:
         self._left = len(entry.checksums)
         count, *rest = entry.shape
         kind = entry.dtype if made is None else np.dtype(np.float32)
-        self.room: Array = _untouched((count + count // _ROOM, *rest), kind)
+        self.room: Array = untouched((count + count // _ROOM, *rest), kind)
         """Rows of the file, and behind them those that nobody has written yet."""
 
     def __len__(self) -> int:
         return self._entry.shape[0]  # rows of the file
 
     @property
-    def whole(self) -> bool:
-        """Whether all has been read."""
-        return not self._left
+    def dtype(self) -> np.dtype[Any]:
+        """The kind of what stands in the file."""
+        return self._entry.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what stands in the file."""
+        return self._entry.shape
+
+    def copy_to(self, values: Array) -> int:
+        """Write what stands in the file to the first rows of an array; return how many."""
+        self._entry.read(self._file, _bytes(values[: len(self)]), 0)
+        return len(self)
 
     def need(self, starts: npt.NDArray[Any], stops: npt.NDArray[Any]) -> None:
         """Read what is not there yet of some spans of rows; rows behind the file's are skipped.
@@ -403,9 +413,9 @@ def _entries(
     return found
 
 
-def _untouched(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def untouched(shape: tuple[int, ...], kind: npt.DTypeLike) -> Array:
     """Return an array whose memory is taken as it is written to, not two megabytes at a time."""
-    count = prod(shape)
+    count, dtype = prod(shape), np.dtype(kind)
     if not count or not hasattr(mmap, "MADV_NOHUGEPAGE"):  # which Linux alone has, and needs
         return np.empty(shape, dtype)
     memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
-from hybridagi_steps.embedders import checked_vectors
+from hybridagi_steps.embedders.validation import embed_documents, shortened
 from hybridagi_steps.errors import (
     DiskFullError,
-    EmbedderError,
     ReadOnlyStorageError,
     StepsError,
     StorageBusyError,
@@ -53,13 +53,11 @@ from hybridagi_steps.records.step_text import (
 )
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
-    FloatMatrix,
     Frontier,
     PendingText,
     TextRow,
     VectorRow,
 )
-from hybridagi_steps.search.vector_rows import shortened
 from hybridagi_steps.stores.waiting import Patience, taken
 
 BATCH = 500
@@ -107,6 +105,20 @@ class Held:
         )
 
 
+@runtime_checkable
+class MendableStore(Protocol):
+    """What a store has besides that notices when what is derived from steps is damaged."""
+
+    def mend(self, *, everything: bool = False) -> int:
+        """Forget what is damaged and can be made again; return how many rows are pending by that.
+
+        Args:
+            everything: Compare all rows, not only forget those that this process came upon; forget
+                those, too, whose embedder gave nothing that can be used.
+        """
+        ...
+
+
 class Told:
     """A step as a search tells it, None where nothing is to be found, with its own text."""
 
@@ -138,6 +150,13 @@ class Deriver:
         self._last: Held | None = None
         self._last_with_vectors: Held | None = None
         self._model_id: str | None = None
+
+    def mend(self, *, everything: bool = False) -> None:
+        """Have what is damaged made again; of `everything` nothing held is believed, either."""
+        if everything:
+            self._last = self._last_with_vectors = None
+        if isinstance(self._store, MendableStore):
+            self._store.mend(everything=everything)
 
     def save_all(
         self, *, vectors: bool, settle: Callable[[], object] | None = None
@@ -288,7 +307,7 @@ def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[Vector
     if not found:
         return rows
     distinct = list(dict.fromkeys(text for *_, text in found))
-    vectors, usable = embed_documents(embedder, distinct)
+    vectors, usable, refused = embed_documents(embedder, distinct)
     kept = np.zeros(vectors.shape, np.int16)
     kept[usable] = shortened(vectors[usable])
     place = {text: number for number, text in enumerate(distinct)}
@@ -296,6 +315,12 @@ def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[Vector
         number = place[text]
         vector = kept[number] if usable[number] else None
         rows.append(VectorRow(row, text_hash(text), vector, scoped=step.scope is not None))
+        if number in refused:
+            log.warning(
+                "step %s is found by words alone: the embedder %s refuses its text (%.300s); "
+                "`reembed` tries it again",
+                *(step.id, embedder.model_id, refused[number]),
+            )
     return rows
 
 
@@ -308,22 +333,6 @@ def _known_or_made(known: TextRow | None, item: PendingText, told: Told) -> Text
     if known is not None and known.parent_row == item.parent_row:
         return known
     return _text_row(item, told.own)
-
-
-def embed_documents(
-    embedder: Embedder, texts: Sequence[str]
-) -> tuple[FloatMatrix, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Return one vector per text, shape (n, d), and which of them can be used."""
-    try:
-        found = embedder.embed_documents(texts)
-    except StepsError:
-        raise
-    except Exception as error:
-        raise EmbedderError(
-            f"embedder {embedder.model_id} failed on {len(texts)} texts: {error}. The steps are "
-            'stored; search again once it works, or search with mode="lexical".'
-        ) from error
-    return checked_vectors(found, len(texts), embedder.dimension)
 
 
 def own_stems(step: AgentStep, words: Mapping[str, str]) -> set[str]:

@@ -21,6 +21,7 @@ from hybridagi_steps.records.step_text import asks_when, text_hash, written_word
 from hybridagi_steps.records.store_values import FloatVector, Rows, distinct
 from hybridagi_steps.search.formulas import (
     LENGTH_POWER,
+    ONE_HALF,
     QUESTION_COST,
     UNDATED_COST,
     Aim,
@@ -97,13 +98,8 @@ class RankedRow:
     """By which they made the score."""
 
     @property
-    def own_words(self) -> dict[str, str]:
-        """The stems that its own text holds."""
-        return self._words(OWN)
-
-    @property
     def glimpsed_words(self) -> dict[str, str]:
-        """Those that only the glimpse of the step before holds, or what no text shows of it."""
+        """Stems that only the glimpse of the step before holds, or what no text shows of it."""
         return self._words(ELSEWHERE)
 
     def _words(self, where: int) -> dict[str, str]:
@@ -113,7 +109,7 @@ class RankedRow:
     def why(self, own: Collection[str] = ()) -> str:
         """Return what matched, in words; `own` are glimpsed stems that stand in the step, too."""
         glimpsed = self.glimpsed_words
-        here = {**self.own_words, **{s: w for s, w in glimpsed.items() if s in own}}
+        here = {**self._words(OWN), **{s: w for s, w in glimpsed.items() if s in own}}
         before = {s: w for s, w in glimpsed.items() if s not in own}
         meaning = self.dense is not None and self.dense > 0
         reasons = [
@@ -321,7 +317,10 @@ class _Answer:
     def _collapsed(self, scored: _Scored) -> list[int]:
         """Return the places of the answer, best first; of equal texts the newest row stands."""
         given_way = self._given_way(scored)
-        order = np.lexsort((-scored.rows, ~scored.exact, -scored.score))
+        keys = [-scored.rows, ~scored.exact, -scored.score]
+        if self.of_steps is ONE_HALF["lexical"]:  # whose own words they are, not the step before's
+            keys.insert(1, -self.values.values(scored.rows, ["own"])["own"])
+        order = np.lexsort(keys)
         order = order[(scored.score[order] > 0) & ~given_way[order]]
         hashes = self.index.columns.text_hashes(scored.rows)[order]
         if len(distinct(hashes)) == len(hashes):
@@ -368,37 +367,25 @@ class _Answer:
 
     def _ranked(self, scored: _Scored, chosen: Places) -> list[RankedRow]:
         rows = self.values.choose(scored.rows, chosen)
-        words = bool(self.values.query.stems)
-        written = written_words(self.query.text) if words else {}
-        turns = self.index.turns.places(rows) >= 0
+        written = written_words(self.query.text) if self.values.query.stems else {}
+        turns = (self.index.turns.places(rows) >= 0).tolist()
         parts = np.array([values[chosen] for values in scored.parts.values()]).round(4).T
-        each = zip(
+        columns = (
             rows.tolist(),
             scored.score[chosen].tolist(),
-            self.values.cosines(rows).tolist(),
-            self.values.lexical(rows).tolist(),
+            [None if isnan(near) else near for near in self.values.cosines(rows).tolist()],
+            self.values.lexical(rows).tolist() if written else [None] * len(rows),
+            [written] * len(rows),
             self.values.held(rows, [*written]),
             scored.exact[chosen].tolist(),
             scored.spread[chosen].tolist(),
-            parts.tolist(),
-            [self.of_turns if turn else self.of_steps for turn in turns.tolist()],
-            strict=True,
+            [
+                {name: v for name, v in zip(scored.parts, values, strict=True) if not isnan(v)}
+                for values in parts.tolist()
+            ],
+            [self.of_turns if turn else self.of_steps for turn in turns],
         )
-        return [
-            RankedRow(
-                row=row,
-                score=score,
-                dense=None if isnan(dense) else dense,
-                lexical=lexical if words else None,
-                written=written,
-                held=held,
-                same=same,
-                spread=spread,
-                parts={n: v for n, v in zip(scored.parts, values, strict=True) if v == v},
-                formula=formula,
-            )
-            for row, score, dense, lexical, held, same, spread, values, formula in each
-        ]
+        return [RankedRow(*values) for values in zip(*columns, strict=True)]
 
 
 def _best_neighbours(index: ReadIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:

@@ -12,32 +12,35 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.outside_files import columns_path
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
-from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, Hidden, Position, Rows
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.store_values import (
+    ABANDONED,
+    MESSAGE_ROWS,
+    REVOKED,
+    Hidden,
+    Rows,
+)
 from hybridagi_steps.search.filter_index import PAGE, FilterColumns
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
+from hybridagi_steps.search.index_cache import DamagedCacheError
 from hybridagi_steps.search.key_columns import (
     ABSENT,
     ANSWERS_KEPT,
     NOWHERE,
     SCORE,
     Positions,
+    SavedColumns,
     Value,
     Values,
-    nothing,
+    metadata_name,
+    without,
 )
-
-FILTER_FORMAT = 3
-"""Layout of the file of columns; another one is not read."""
 
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -47,58 +50,14 @@ Owners = npt.NDArray[np.int32]
 """The number of a user, `NOBODY` or `SEVERAL`."""
 _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
+_LONG_LINE = 1_000
+"""A line of so many messages has its keys in columns."""
 _WHOSE = ("run_id", "sessions", "author", "asked_by")
 """The keys that say whose a message is."""
 _MOST_JOINED = 100_000
 """Rows of both kinds that answers may have which are remembered."""
 
 log = logging.getLogger("hybridagi_steps")
-
-
-class SavedColumns(NamedTuple):
-    """The columns of a file."""
-
-    file: CacheFile
-    removed: Rows
-    """Rows that are gone since it was written, perhaps others too."""
-    rescored: bool
-    """Whether scores may be others since."""
-
-
-class FilterFile:
-    """The file of cached columns; many an index, in its own file, is not worth writing for one."""
-
-    def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
-        """Keep it beside `cache`, the file of the index; None: nothing is kept."""
-        self._store, self._identity = store, {"format": FILTER_FORMAT, "store": store_id}
-        self.path = cache and columns_path(cache)
-
-    def read(self) -> SavedColumns | None:
-        """Return what filters of an earlier process have read of this store's past."""
-        file = self._opened()
-        if file is None:
-            return None
-        since, now = Position(*file.header["position"]), self._store.frontier().position
-        if not since.may_be_past_of(now):
-            return None
-        found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
-        removed, rescored = np.array(found.removed, np.int64), since.branch != now.branch
-        same = found.position.epoch == since.epoch
-        return SavedColumns(file, removed, rescored) if same else None
-
-    def position(self) -> Position | None:
-        """Return where the store stood when it was written; None where there is none."""
-        file = self._opened()
-        return None if file is None else Position(*file.header["position"])
-
-    def save(self, filters: RowFilter, position: Position) -> None:
-        """Write the columns of filters, which have followed the store up to a position."""
-        if self.path is not None:
-            header = {**self._identity, "position": list(position)}
-            save_cache(self.path, header, filters.to_arrays())
-
-    def _opened(self) -> CacheFile | None:
-        return None if self.path is None else load_cache(self.path, self._identity)
 
 
 def _nothing_saved() -> None:
@@ -125,7 +84,7 @@ class RowFilter:
             else None
         )
         self._hidden: Hidden | None = None
-        self._joined: dict[tuple[int, int], tuple[Rows, Rows, Rows]] = {}
+        self._joined: dict[tuple[object, ...], tuple[tuple[Rows, ...], Rows]] = {}
 
     def follow(self, rows: Sequence[int], removed: Rows) -> None:
         """Take note of new rows and that branches may have moved; drop removed ones."""
@@ -145,8 +104,8 @@ class RowFilter:
         """Return the rows that match, ascending; asked again, the same read-only array."""
         if where.exclude:
             found = self.rows(where.model_copy(update={"exclude": None}))
-            gone = [found for each in where.excluded() for found in self._excluded(each)]
-            return np.setdiff1d(found, np.concatenate(gone), assume_unique=len(gone) == 1)
+            gone = [gone for each in where.excluded() for gone in self._excluded(each)]
+            return self._made(_all_but, found, *gone)
         steps = self._steps.rows(where) if where.finds("step") else _NONE
         asked = self._messages is not None and where.finds("message")
         messages = self._messages.rows(where) if asked and self._messages else _NONE
@@ -154,21 +113,26 @@ class RowFilter:
             return steps
         if not len(steps):
             return messages
-        known = self._joined.get((id(steps), id(messages)))
-        if known is None:
-            joined = np.concatenate((steps, messages))
-            joined.flags.writeable = False
-            held = sum(len(each) for *_, each in self._joined.values())
+        return self._made(_joined, steps, messages)
+
+    def _made(self, make: Callable[..., Rows], *answers: Rows) -> Rows:
+        """Return what is made of some answers; of the same ones asked again, the same."""
+        asked = make, *map(id, answers)
+        if (known := self._joined.get(asked)) is None:
+            made = make(*answers)
+            made.flags.writeable = False
+            held = sum(len(each) for _, each in self._joined.values())
             if held > _MOST_JOINED or len(self._joined) == ANSWERS_KEPT:
                 self._joined.clear()
-            known = self._joined[id(steps), id(messages)] = steps, messages, joined
-        return known[2]
+            known = self._joined[asked] = answers, made
+        return known[1]
 
     def _excluded(self, where: StepFilter) -> list[Rows]:
         """Return what a filter leaves out: its rows, and what its user may have said."""
         found, user = [self.rows(where)], where.user_id
         if user is not None and self._messages is not None and where.finds("message"):
-            anybodys = self._messages.rows(where.model_copy(update={"user_id": None}))
+            whoever = {"user_id": None, "trust": "team" if where.trust == "own" else where.trust}
+            anybodys = self._messages.rows(where.model_copy(update=whoever))
             found.append(self._messages.perhaps_of(user, anybodys))
         return found
 
@@ -326,10 +290,15 @@ class _MessageColumns(FilterColumns):
     ) -> None:
         super().__init__(store, restore)
         self._index, self._steps = index, steps
+        self._perhaps: dict[tuple[str, int], tuple[Rows, Rows]] = {}
 
     def forget(self) -> None:
         super().forget()
         self._sessions: list[list[str]] = []
+
+    def follow(self, rows: Rows, removed: Rows) -> None:
+        super().follow(rows, removed)
+        self._perhaps.clear()
 
     def _hidden_rows(self) -> Hidden:
         return self._index.hidden_messages()
@@ -346,11 +315,33 @@ class _MessageColumns(FilterColumns):
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         return self._index.message_keys(names, after=after, limit=PAGE)
 
-    def _is_for_the_store(self, where: StepFilter) -> bool:
-        return bool(where.metadata) or self._may_change(where)
+    def rows(self, where: StepFilter) -> Rows:
+        if where.session_id is not None:
+            return self._of_session(where)
+        if where.scope not in (ABANDONED, REVOKED):
+            return super().rows(where)
+        found = super().rows(where.model_copy(update={"scope": EVERY_SCOPE}))
+        abandoned, revoked = self.hidden()
+        asked = revoked if where.scope == REVOKED else without(abandoned, revoked)
+        return found[np.isin(found, asked)]
 
-    def _valued(self, name: StepKey, rows: Rows, after: int) -> Values:  # noqa: ARG002
-        return nothing(name, len(rows))  # messages have the scores of their runs
+    def _of_session(self, where: StepFilter) -> Rows:
+        """Return the rows in a session's line that match: only the store knows the line."""
+        rest = where.model_copy(update={"session_id": None, "scope": EVERY_SCOPE})
+        if rest.conditions <= {"kinds"}:
+            return self._rows_of(where)
+        line = self._rows_of(StepFilter(session_id=where.session_id, scope=where.scope))
+        if len(line) < _LONG_LINE and not self._columns.keys() >= {*self._names(rest)}:
+            return self._rows_of(where)  # rather than read keys of all messages
+        return line[np.isin(line, self.rows(rest))]
+
+    def _is_for_the_store(self, where: StepFilter) -> bool:
+        return self._may_change(where)
+
+    def _values_of(self, name: StepKey, after: int, through: int) -> Sequence[tuple[int, Any]]:
+        if (key := metadata_name(name)) is None:
+            return []  # messages have the scores of their runs
+        return self._index.message_metadata(key, after=after, through=through)
 
     def _names(self, where: StepFilter) -> list[StepKey]:
         names = dict.fromkeys(super()._names(where))
@@ -382,24 +373,32 @@ class _MessageColumns(FilterColumns):
 
     def perhaps_of(self, user: str, rows: Rows) -> Rows:
         """Return those of some rows that any of several users may have said, one of them this."""
-        if not len(rows):
-            return rows
+        asked = user, id(rows)
+        if asked not in self._perhaps:
+            self._perhaps[asked] = rows, self._of_several(user, rows) if len(rows) else rows
+        return self._perhaps[asked][1]
+
+    def _of_several(self, user: str, rows: Rows) -> Rows:
         self._hold(_WHOSE)
         places = self._places(rows).astype(np.int32)
         rows, found = rows[places != ABSENT], places[places != ABSENT]
         run, line, author, asked_by = (self._columns[name].values[found] for name in _WHOSE)
         unsaid = author == self.value_numbers("author").get(None, ABSENT)
-        several = unsaid & (self._owner_of(found) == SEVERAL)
-        runs = self._named_by("run_id", user, self.value_numbers("run_id"))
-        names = [self._named_by("session_id", user, names).any() for names in self._sessions]
-        of_user = runs[run] | np.append(np.array(names, np.bool_), False)[line]
-        asked = self.value_numbers("asked_by").get(user, _UNKNOWN)
-        return rows[several & (of_user | (asked_by == asked))]
+        several = np.flatnonzero(unsaid & (self._owner_of(found) == SEVERAL))
+        if not len(several):
+            return _NONE
+        runs = self._runs_of(user)
+        numbers = self._steps.value_numbers("session_id")
+        having = self._steps.values_of("session_id", user)
+        of_lines = [any(numbers.get(name) in having for name in names) for names in self._sessions]
+        of_user = runs[run] | np.append(np.array(of_lines, np.bool_), False)[line]
+        of_user |= asked_by == self.value_numbers("asked_by").get(user, _UNKNOWN)
+        return rows[several[of_user[several]]]
 
-    def _named_by(self, name: StepKey, user: str, values: Iterable[Value]) -> Flags:
-        """Return which values of a key steps of a user have; a last one for none."""
-        known, having = self._steps.value_numbers(name), self._steps.values_of(name, user)
-        flags = [bool(value) and known.get(value, -1) in having for value in values]
+    def _runs_of(self, user: str) -> Flags:
+        """Return which runs have steps of a user, by their numbers here; the last is none."""
+        known, having = self._steps.value_numbers("run_id"), self._steps.values_of("run_id", user)
+        flags = [bool(run) and known.get(run) in having for run in self.value_numbers("run_id")]
         return np.array([*flags, False], np.bool_)
 
     def _owner_of(self, found: Positions) -> Owners:
@@ -430,6 +429,14 @@ class _MessageColumns(FilterColumns):
         owners = np.append(self._steps.owners_by(name), np.int32(NOBODY))
         known = self._steps.value_numbers(name)
         return owners[[known.get(value, -1) if value else -1 for value in values]]
+
+
+def _joined(steps: Rows, messages: Rows) -> Rows:
+    return np.concatenate((steps, messages))
+
+
+def _all_but(found: Rows, *gone: Rows) -> Rows:
+    return without(found, np.concatenate(gone))
 
 
 def _add_owners(owners: Owners, values: Rows, users: Owners) -> None:

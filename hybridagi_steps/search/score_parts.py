@@ -29,6 +29,8 @@ from hybridagi_steps.search.forward_index import (
     Scores,
     bm25,
     counted,
+    summed,
+    to_best,
 )
 from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import NO_ROW, StepColumns, TurnColumns
@@ -196,7 +198,7 @@ class ScoreParts:
         for match, read in zip(self._matches, self._words(rows).words, strict=True):
             counts = read.found.phrases(match.slots(self.query.stems))
             found += bm25(counts, read.found.lengths, 1.0, self._average)
-        return _to_best(found)
+        return to_best(found)
 
     def _pieces(self, rows: Rows) -> Scores:
         found = np.zeros(len(rows))
@@ -205,7 +207,7 @@ class ScoreParts:
                 read.words, self.query.terms, words.vocabulary.spelling(), words.slots
             )
             found += bm25(counts, read.found.lengths, 1.0, self._average)
-        return _to_best(found)
+        return to_best(found)
 
     def _words(self, rows: Rows) -> _Read:
         """Return the words of each row; asked again for the same, without reading them again."""
@@ -216,14 +218,14 @@ class ScoreParts:
         return self._read
 
     def _own(self, rows: Rows) -> Scores:
-        return _to_best(self._own_words(rows, self.query))
+        return to_best(self._own_words(rows, self.query))
 
     # -- the step before --------------------------------------------------------------------------
 
     def _state_words(self, rows: Rows) -> Scores:
         if self.state is None:
             return np.zeros(len(rows))
-        return _to_best(self._own_words(self._parents(rows), self.state))
+        return to_best(self._own_words(self._parents(rows), self.state))
 
     def _state_meaning(self, rows: Rows) -> Scores:
         if self.state is None:
@@ -251,13 +253,13 @@ class ScoreParts:
         steps = np.concatenate([np.empty(0, np.int64), *firsts])
         tool_of = np.repeat(np.arange(len(named)), [len(first) for first in firsts])
         counts, lengths = self._own_counts(steps, self.query.terms)
-        of_tool = _summed(counts, tool_of, len(named))
+        of_tool = summed(counts, tool_of, len(named))
         length = np.bincount(tool_of, lengths, minlength=len(named))
         holding = (of_tool > 0).sum(axis=0)
         weights = inverse_frequency(len(named), holding)
         scores = bm25(of_tool, length, weights, float(length.mean()))
         place = np.searchsorted(named, tools).clip(max=len(named) - 1)
-        return _to_best(np.where(tools >= 0, scores[place], 0.0))
+        return to_best(np.where(tools >= 0, scores[place], 0.0))
 
     # -- turns of a dialogue ----------------------------------------------------------------------
 
@@ -266,9 +268,9 @@ class ScoreParts:
         members, owners = self._around(rows)
         members, place = np.unique(members, return_inverse=True)  # many stand around several
         counts, lengths = self._own_counts(members, self.query.terms)
-        wide = _summed(counts[place], owners, len(rows))
+        wide = summed(counts[place], owners, len(rows))
         length = np.bincount(owners, lengths[place], minlength=len(rows))
-        return _to_best(bm25(wide, length, self._weights(self.query), float(length.mean())))
+        return to_best(bm25(wide, length, self._weights(self.query), float(length.mean())))
 
     def _around(self, rows: Rows) -> tuple[Rows, Places]:
         """Return the turns around each row, itself included, and beside each the row's place.
@@ -314,10 +316,9 @@ class ScoreParts:
             kept = among(shown, self.scope.rows)
             shown, sessions = shown[kept], sessions[kept]
         wanted, place = np.unique(turns.sessions[turns.places(rows)], return_inverse=True)
-        slot = np.full(count, -1, np.int32)
+        slot, words = np.full(count, -1, np.int32), np.zeros(count)
         slot[wanted] = np.arange(len(wanted))
-        counts, words = np.zeros((len(wanted), len(terms))), np.zeros(count)
-        holding = np.zeros((len(terms), count), np.bool_)
+        counts, holding = np.zeros((len(wanted), len(terms))), np.zeros((len(terms), count), bool)
         for lexical in self._lexicals:
             grouping = lexical.grouping(shown, sessions, count)
             words += grouping.words
@@ -333,7 +334,7 @@ class ScoreParts:
             statistics = self._own_history().statistics(terms)
             weights = statistics.group_weights(terms, len(shown) / known)
         scores = bm25(counts, words[wanted], weights, float(words.sum()) / max(known, 1))
-        return _to_best(scores[place])
+        return to_best(scores[place])
 
     def _speaker(self, rows: Rows) -> Scores:
         turns = self.index.turns
@@ -396,17 +397,3 @@ def among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
     if not len(known):
         return np.zeros(len(rows), np.bool_)
     return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
-
-
-def _to_best(scores: Scores) -> Scores:
-    """Return scores divided by the best."""
-    best = scores.max(initial=0.0)
-    return scores / best if best else scores
-
-
-def _summed(counts: Counts, owners: Places, count: int) -> Counts:
-    """Return the sums of the rows of each owner."""
-    sums = np.zeros((count, counts.shape[1]))
-    for column, values in enumerate(counts.T):
-        sums[:, column] = np.bincount(owners, values, count)
-    return sums

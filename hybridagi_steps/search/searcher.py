@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 
 from hybridagi_steps.embedders import checked_vectors
+from hybridagi_steps.embedders.validation import embed_documents
 from hybridagi_steps.errors import (
     EmbedderError,
     InvalidQueryError,
@@ -61,7 +62,6 @@ from hybridagi_steps.search.indexing import (
     BackgroundWork,
     Deriver,
     Held,
-    embed_documents,
     own_stems,
 )
 from hybridagi_steps.search.lineage import (
@@ -132,7 +132,7 @@ class Searcher:
         self._unbound = ("", 0)
         self._index = StepIndex(store, store.identity().store_id, cache)
         self._lock = threading.Lock()
-        self._deriver = Deriver(store, self._embedder, self._patience)
+        self.deriver = Deriver(store, self._embedder, self._patience)
         self._hidden_ids: tuple[Hidden | None, HiddenIds] = (None, NOTHING_HIDDEN)
         self._backlog: Iterator[int] = iter(())
         self._background = BackgroundWork(self._background_batch)
@@ -258,7 +258,8 @@ class Searcher:
     def catch_up(self) -> Iterator[int]:
         """Index and save all that is pending now; yield how many steps each batch had."""
         self._background.stop()  # two would do the same work twice
-        return self._deriver.save_all(vectors=True, settle=self._store.sync)
+        self.deriver.mend()
+        return self.deriver.save_all(vectors=True, settle=self._store.sync)
 
     def with_vectors(self, ids: Sequence[str]) -> list[AgentStep]:
         """Return steps with their vectors, whether the store could save them yet or not."""
@@ -268,19 +269,19 @@ class Searcher:
         without = [step for step in steps if step.vector is None] if held.vectors else []
         if without:
             texts = [own_text(step) for step in self._with_questions(without)]
-            made, usable = embed_documents(self._embedder(), texts)
+            made, usable, _ = embed_documents(self._embedder(), texts)
             for step, vector, good in zip(without, made, usable, strict=True):
                 step.vector = vector.tolist() if good else None
         return steps
 
     def work_off(self) -> None:
         """Begin to index what is pending, before somebody waits for it."""
-        self._backlog = self._deriver.save_all(vectors=True)
+        self._backlog = self.deriver.save_all(vectors=True)
         self._background.start()
 
     def _caught_up(self, *, vectors: bool) -> Held:
         """Index what is pending; what others keep this from saving is saved in the background."""
-        held = self._deriver.catch_up(vectors=vectors)
+        held = self.deriver.catch_up(vectors=vectors)
         if held.busy:
             self.work_off()
         return held
@@ -349,9 +350,12 @@ class Searcher:
         return True
 
     def forget_cache(self) -> None:
-        """Delete the cache file, after something was deleted from the store."""
+        """Delete the cache file, after something was deleted; closing writes what is left anew."""
         with self._indexed():
-            (self._database or self._index).forget_cache()
+            try:
+                self._index.read_cache(*self._model())
+            finally:
+                (self._database or self._index).forget_cache()
 
     def _indexed(self) -> AbstractContextManager[float]:
         """Hold the index; other threads' searches wait."""
@@ -543,11 +547,7 @@ def _is(item: str | AgentStep, step: AgentStep) -> bool:
 
 
 def _checked(
-    query: object,
-    k: int,
-    mode: str,
-    min_score: float | None,
-    aim: str | None = None,
+    query: object, k: int, mode: str, min_score: float | None, aim: str | None = None
 ) -> list[str | AgentStep]:
     """Return the queries one by one, or say what is wrong with the call."""
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:  # pyright: ignore[reportUnnecessaryIsInstance]

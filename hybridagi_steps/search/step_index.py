@@ -33,11 +33,12 @@ from hybridagi_steps.search.index_cache import (
     load_cache,
     save_cache,
 )
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter
+from hybridagi_steps.search.key_columns import FilterFile
+from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 
-FORMAT = 10
+FORMAT = 11
 """Layout of the cache; another one is not read."""
 
 PAGE = 2_000
@@ -219,6 +220,14 @@ class StepIndex:
             self._distrusted = False
             self._unsaved, self._codes_saved = 0, self._codes_made()
         return saved
+
+    def read_cache(self, model_id: str, dimension: int) -> None:
+        """Follow the store from the cache if this holds nothing yet: what is left outlives it.
+
+        To make an index of the store takes the next process five times as long.
+        """
+        if not self.in_use and self._cache is not None and self._cache.exists():
+            self.trusted(lambda: self.follow(model_id, dimension))
 
     def forget_cache(self) -> None:
         """Delete the cache file: what was deleted from the store must not live on in it."""

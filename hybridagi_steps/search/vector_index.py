@@ -26,8 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps._concurrency import ForkSafeLock, rest_first_at_fork
+from hybridagi_steps.embedders.validation import (
+    Stored,
+    exact_similarities,
+    pieces,
+    products,
+    stored_rows,
+    unit_rows,
+    unpacked,
+)
 from hybridagi_steps.errors import DamagedFileError, VectorError
-from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.index_cache import DamagedCacheError, unread
 from hybridagi_steps.search.vector_rows import (
     Mask,
@@ -35,11 +44,6 @@ from hybridagi_steps.search.vector_rows import (
     Scope,
     Scopes,
     VectorStore,
-    exact_similarities,
-    packed,
-    products,
-    unit_rows,
-    unpacked,
 )
 
 if TYPE_CHECKING:
@@ -108,17 +112,18 @@ class FaissIndex:
 
         Args:
             rows: Row numbers, shape (n,).
-            vectors: Shape (n, d), of any length above zero; normalised here.
+            vectors: Shape (n, d), of any length above zero. Whole numbers of two bytes are kept as
+                they are until they are looked at, others normalised here.
         """
         row_numbers = np.asarray(rows, np.int64)
         if not len(row_numbers):
             return
-        units = unit_rows(vectors, self.dimension, where="vector")
-        if row_numbers.shape != (len(units),):
-            raise VectorError(f"{row_numbers.shape} rows were given for {len(units)} vectors.")
+        stored = stored_rows(vectors, self.dimension, where="vector")
+        if row_numbers.shape != (len(stored),):
+            raise VectorError(f"{row_numbers.shape} rows were given for {len(stored)} vectors.")
         with self._lock:
             self._scopes.forget()
-            self._store.append(row_numbers, units)
+            self._store.append(row_numbers, stored)
             self._compact_if_worth_it()
 
     def expect(self, count: int) -> None:
@@ -213,10 +218,13 @@ class FaissIndex:
             store, codes = self._store, self._codes
             arrays: dict[str, npt.NDArray[Any]] = {
                 "rows": store.rows,
-                "vectors": packed(store.vectors),
+                "vectors": store.stored,
                 "alive": store.alive.copy(),
             }
-            return arrays if codes is None else arrays | codes.to_arrays()
+            if codes is None:
+                return arrays
+            codes.forget(np.flatnonzero(~store.alive))
+            return arrays | codes.to_arrays()
 
     @classmethod
     def from_arrays(cls, dimension: int, arrays: Mapping[str, npt.NDArray[Any]]) -> FaissIndex:
@@ -298,8 +306,16 @@ class FaissIndex:
             positions = np.flatnonzero(scope.allowed)
         if positions is not None and len(positions) <= self._store.count // 4:
             return self._best(query, k, positions, self._products(query, positions))
-        scores = products(self._store.vectors, query)  # one pass beats a large gather
+        scores = self._all_products(query)  # one pass beats a large gather
         return self._best(query, k, positions, scores if positions is None else scores[positions])
+
+    def _all_products(self, query: FloatVector) -> FloatVector:
+        """Score every position; while codes are being made, unit rows are not kept for it."""
+        if self._codes is not None or self._store.count <= self._exact_rows:
+            return products(self._store.vectors, query)
+        held = self._store.held
+        parts = [products(unpacked(held[part]), query) for part in pieces(len(held))]
+        return np.concatenate(parts)
 
     def _products(self, query: FloatVector, positions: Positions) -> FloatVector:
         """Score some positions; FAISS copies no vector for it, but takes long to load."""
@@ -355,12 +371,12 @@ class FaissIndex:
             return
         from hybridagi_steps.search import quantized_codes as scan_codes
 
-        pieces = scan_codes.build(self._vectors, lists=count >= LISTS_FROM)
-        self._build = CodeBuild(pieces, self._adopt)
+        building = scan_codes.build(self._vectors, lists=count >= LISTS_FROM)
+        self._build = CodeBuild(building, self._adopt)
 
-    def _vectors(self) -> FloatMatrix:
+    def _vectors(self) -> Stored:
         with self._lock:
-            return self._store.vectors
+            return self._store.held
 
     def _adopt(self, codes: ScanCodes, build: CodeBuild) -> None:
         """Take over what was built, unless positions have changed since it began."""

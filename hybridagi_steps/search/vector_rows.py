@@ -4,20 +4,21 @@ It knows which position of the matrix holds which row, and which positions are d
 search. Positions are only ever appended: a replaced or removed row leaves a dead position behind
 until `compact`, so that codes computed for a range of positions stay true. Vectors handed in by
 `restore` may stand in a cache file, from which those asked for are read; the room behind them is
-where new ones go.
+where new ones go. Of vectors that come in whole numbers those are kept, half as long, and a unit
+row is made when it is asked for.
 """
 
 from __future__ import annotations
 
-from math import inf, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.errors import DamagedFileError, DimensionMismatchError, InvalidVectorError
-from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
-from hybridagi_steps.search.index_cache import PagedArray
+from hybridagi_steps.embedders.validation import Stored, pieces, unpacked
+from hybridagi_steps.errors import DamagedFileError
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, FloatMatrix, Rows
+from hybridagi_steps.search.index_cache import PagedArray, untouched
 
 Positions = npt.NDArray[np.intp]
 """Row numbers of the matrix."""
@@ -27,68 +28,6 @@ _FIRST_CAPACITY = 256
 _MOST_ROOM = 8
 """So many times as many rows as are held there is room for, whatever is expected."""
 _WIDEST_TABLE, _LISTED = 32, 128
-_AT_ONCE = 2**11
-_LARGEST = np.iinfo(np.int16).max
-
-
-def unit_rows(vectors: npt.ArrayLike, dimension: int, *, where: str) -> FloatMatrix:
-    """Return vectors as a float32 matrix (n, d) with rows of length one."""
-    matrix = np.asarray(vectors)
-    if matrix.ndim != 2 or matrix.shape[1] != dimension:
-        got = int(matrix.shape[-1]) if matrix.ndim else 0
-        if matrix.ndim == 2:
-            raise DimensionMismatchError(got, dimension, where=where)
-        raise InvalidVectorError(f"{where}: expected shape (n, {dimension}), got {matrix.shape}.")
-    # Squares of large float32 values overflow, those of small ones vanish: float64 holds both.
-    if len(matrix) == 1:  # as queries come: a tenth of a search less than the general way
-        row = matrix[0].astype(np.float64)
-        length = sqrt(row.dot(row))
-        if not 0 < length < inf:
-            raise _without_direction(0, 1, where)
-        return (row / length).astype(np.float32)[None]
-    lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
-    usable = np.isfinite(lengths) & (lengths > 0)
-    if not usable.all():
-        raise _without_direction(int(np.flatnonzero(~usable)[0]), len(matrix), where)
-    units = np.empty(matrix.shape, np.float32)
-    return np.divide(matrix, lengths[:, None], out=units, casting="same_kind")
-
-
-def shortened(vectors: FloatMatrix) -> npt.NDArray[np.int16]:
-    """Return usable vectors in whole numbers of two bytes, the largest of each as large as can be.
-
-    Sums of their squares are exact, so they become the same unit rows wherever that is done.
-    """
-    largest = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float64)
-    return np.rint(vectors * (_LARGEST / largest)).astype(np.int16)
-
-
-def packed(units: FloatMatrix) -> npt.NDArray[np.int16] | FloatMatrix:
-    """Return unit rows as `shortened` does if `unpacked` gives the same back, else as they are."""
-    short = np.empty(units.shape, np.int16)
-    for start in range(0, len(units), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        short[part] = shortened(units[part])
-        if not np.array_equal(unpacked(short[part]), units[part]):
-            return units
-    return short
-
-
-def unpacked(stored: npt.NDArray[Any]) -> FloatMatrix:
-    """Return the unit rows that `packed` was given."""
-    if stored.dtype != np.int16:
-        return stored
-    # Whole numbers: their sums of squares are those of `unit_rows`, to the last bit.
-    wide = stored.astype(np.float64)
-    lengths = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-    return np.divide(wide, lengths[:, None], out=wide).astype(np.float32)
-
-
-def _without_direction(place: int, count: int, where: str) -> InvalidVectorError:
-    return InvalidVectorError(
-        f"{where} {place} of {count} holds NaN or Inf, or is all zero: it has no direction to "
-        "compare. Leave it out."
-    )
 
 
 class VectorStore:
@@ -104,27 +43,27 @@ class VectorStore:
         """About how many rows there will be: room for them is made at once."""
         self.count = 0
         self.dead = 0
-        self._vectors: FloatMatrix = np.empty((0, dimension), np.float32)
-        self._unread: PagedArray | None = None
+        self._hold(np.empty((0, dimension), np.int16))
         self._rows: Rows = np.empty(0, np.int64)
         self._alive: Mask = np.empty(0, np.bool_)
         self._ascending = True
         self._by_row: tuple[Positions, Rows] | None = None
 
     @classmethod
-    def restore(cls, rows: Rows, vectors: FloatMatrix | PagedArray, alive: Mask) -> VectorStore:
-        """Take over arrays that `rows`, `vectors` and `alive` gave earlier, without a copy."""
-        unread = vectors if isinstance(vectors, PagedArray) else None
-        matrix = vectors.room if isinstance(vectors, PagedArray) else unpacked(vectors)
+    def restore(cls, rows: Rows, vectors: Stored | PagedArray, alive: Mask) -> VectorStore:
+        """Take over arrays that `rows`, `stored` and `alive` gave earlier, without a copy."""
+        shape = vectors.shape
         fits = (
-            (rows.dtype, matrix.dtype, alive.dtype) == (np.int64, np.float32, np.bool_)
-            and (rows.ndim, matrix.ndim, alive.ndim) == (1, 2, 1)
-            and len(rows) == len(vectors) == len(alive)
+            (rows.dtype, alive.dtype) == (np.int64, np.bool_)
+            and vectors.dtype in (np.dtype(np.int16), np.dtype(np.float32))
+            and (rows.ndim, len(shape), alive.ndim) == (1, 2, 1)
+            and len(rows) == shape[0] == len(alive)
         )
         if not fits:
             raise DamagedFileError("cached rows, vectors and tombstones do not fit together.")
-        store = cls(int(matrix.shape[1]))
-        store._vectors, store._unread, store._rows, store._alive = matrix, unread, rows, alive
+        store = cls(shape[1])
+        store._hold(vectors)
+        store._rows, store._alive = rows, alive
         store.count = len(rows)
         store.dead = store.count - int(np.count_nonzero(alive))
         store._ascending = bool((rows[1:] > rows[:-1]).all())
@@ -139,18 +78,38 @@ class VectorStore:
         """All positions, dead ones too, shape (count, d); never written again once appended."""
         return self.read(slice(0, self.count))[: self.count]
 
+    @property
+    def held(self) -> Stored:
+        """As `vectors`, but where all stand in memory in whole numbers, these."""
+        if self._short is None or self._file is not None:
+            return self.vectors
+        return self._short[: self.count]
+
+    @property
+    def stored(self) -> Stored:
+        """As `vectors`, in whole numbers if all came so; of what is gone nothing is left in it."""
+        if self._short is None or self._file is None:
+            whole = self.held
+        else:
+            whole = np.empty((self.count, self.dimension), np.int16)
+            filed = self._file.copy_to(whole)
+            whole[filed:] = self._short[filed : self.count]
+        if self.dead:
+            whole = whole if whole.flags.writeable else whole.copy()
+            whole[~self.alive] = np.eye(1, self.dimension)  # nobody's, but a direction
+        return whole
+
     def read(self, positions: Positions | slice) -> FloatMatrix:
         """Return a matrix in which the vectors at some positions stand in their places.
 
         Of the others it may hold anything.
         """
-        if self._unread is not None:
+        if self._file is not None:
             if isinstance(positions, slice):
-                self._unread.need(np.array([positions.start]), np.array([positions.stop]))
+                self._file.need(np.array([positions.start]), np.array([positions.stop]))
             else:
-                self._unread.need_rows(positions)
-            if self._unread.whole:
-                self._unread = None
+                self._file.need_rows(positions)
+        self._unpack(positions)
         return self._vectors
 
     def at(self, positions: Positions) -> FloatMatrix:
@@ -167,8 +126,8 @@ class VectorStore:
         """Which positions hold a row."""
         return self._alive[: self.count]
 
-    def append(self, rows: Rows, vectors: FloatMatrix) -> None:
-        """Add unit vectors, replacing rows already held. Of a row given twice the last counts."""
+    def append(self, rows: Rows, vectors: Stored) -> None:
+        """Add vectors, replacing rows already held. Of a row given twice the last counts."""
         if len(np.unique(rows)) < len(rows):
             _, last_from_end = np.unique(rows[::-1], return_index=True)
             chosen = np.sort(len(rows) - 1 - last_from_end)
@@ -182,8 +141,15 @@ class VectorStore:
             self.remove(rows)
             self._ascending = False
         end = self.count + len(rows)
+        if vectors.dtype != np.int16:
+            self._unpack(slice(0, self.count))
+            self._short = None
         self._reserve(end)
-        self._vectors[self.count : end] = vectors  # behind what a file has
+        added = slice(self.count, end)  # behind what a file has
+        if self._short is None:
+            self._vectors[added] = unpacked(vectors)
+        else:
+            self._short[added], self._packed[added] = vectors, True
         self._rows[self.count : end] = rows
         self._alive[self.count : end] = True
         self.count, self._by_row = end, None
@@ -232,7 +198,7 @@ class VectorStore:
             The old position of each new one, ascending; None if sorting changed their order.
         """
         order, self._rows = self._order()
-        self._vectors = self.vectors[order]
+        self._hold(self.stored[order])
         self.count, self.dead = len(order), 0
         self._alive = np.ones(self.count, np.bool_)
         self._ascending, self._by_row = True, None
@@ -251,23 +217,52 @@ class VectorStore:
         # Untouched pages cost nothing.
         capacity = max(_FIRST_CAPACITY, count + count // 2, min(self.expected, _MOST_ROOM * count))
         if count > len(self._vectors) or not self._vectors.flags.writeable:
-            vectors = np.empty((capacity, self.dimension), np.float32)
-            vectors[: self.count] = self.vectors
-            self._vectors = vectors
+            self._move(capacity)
         if count > len(self._rows):
             rows, alive = np.empty(capacity, np.int64), np.zeros(capacity, np.bool_)
             rows[: self.count], alive[: self.count] = self.rows, self.alive
             self._rows, self._alive = rows, alive
 
+    def _move(self, capacity: int) -> None:
+        """Bring the vectors to where there is room."""
+        if self._file is not None:
+            self._file.need(np.array([0]), np.array([len(self._file)]))
+        old, short, packed = self._vectors, self._short, self._packed[: self.count]
+        self._vectors = untouched((capacity, self.dimension), np.float32)
+        self._packed = np.zeros(capacity, np.bool_)
+        np.copyto(self._vectors[: self.count], old[: self.count], where=~packed[:, None])
+        self._packed[: self.count] = packed
+        if short is not None:
+            behind = slice(0 if self._file is None else len(self._file), self.count)
+            self._short = untouched((capacity, self.dimension), np.int16)
+            self._short[behind] = short[behind]
 
-def exact_similarities(query: FloatVector, vectors: FloatMatrix) -> FloatVector:
-    """Return the cosine of a unit query with each unit row, shape (n,), within [-1, 1].
+    def _hold(self, stored: Any) -> None:
+        """Take over the vectors of all positions: `Stored`, or a paged array of a file."""
+        short, filed = stored.dtype == np.int16, isinstance(stored, PagedArray)
+        room = stored.room if filed else stored
+        self._file: PagedArray | None = stored if filed else None
+        self._short: npt.NDArray[np.int16] | None = None
+        """What came in whole numbers behind those of the file; None: some came otherwise."""
+        if short:
+            self._short = untouched(room.shape, np.int16) if filed else room
+        self._vectors: FloatMatrix = room
+        if short and not filed:
+            self._vectors = untouched(room.shape, np.float32)
+        self._packed = np.full(len(room), short and not filed)
+        """Which positions have no unit row yet, only whole numbers."""
 
-    Summed in float64, row by row, so that equal vectors get equal scores wherever they stand;
-    a BLAS product differs in the last bits with the position, which would decide ties.
-    """
-    scores = np.einsum("ij,j->i", vectors, query, dtype=np.float64)
-    return scores.clip(-1.0, 1.0, out=scores).astype(np.float32)
+    def _unpack(self, positions: Positions | slice) -> None:
+        """Make unit rows of those that have none yet."""
+        if self._short is None:
+            return
+        if isinstance(positions, slice):
+            places = self._packed[positions].nonzero()[0] + positions.start
+        else:
+            places = positions[self._packed[positions]]
+        for part in pieces(len(places)):
+            self._vectors[places[part]] = unpacked(self._short[places[part]])
+        self._packed[places] = False
 
 
 def standing_among(known: Rows, rows: Rows) -> Mask:
@@ -277,24 +272,16 @@ def standing_among(known: Rows, rows: Rows) -> Mask:
     first, last = int(rows.min()), int(rows.max())
     span = last - first + 1
     if span > _WIDEST_TABLE * len(known):
-        ascending = np.unique(rows)
+        ascending = rows if (rows[1:] > rows[:-1]).all() else np.unique(rows)
+        cut = int(np.searchsorted(ascending, MESSAGE_ROWS))
+        if 0 < cut < len(ascending):  # numbers of each kind lie close together
+            return standing_among(known, ascending[:cut]) | standing_among(known, ascending[cut:])
         place = np.minimum(np.searchsorted(ascending, known), len(ascending) - 1)
         return ascending[place] == known
     # Row numbers lie close together: a table is ten times as fast as searching for each.
     table = np.zeros(span + 2, np.bool_)
     table[rows - first + 1] = True
     return table[np.clip(known - first + 1, 0, span + 1)]
-
-
-def products(vectors: FloatMatrix, query: FloatVector) -> FloatVector:
-    """Return the product of each row with a query, shape (n,), in this thread alone.
-
-    A BLAS product of matrix and vector wakes the library's threads, which then wait for more work:
-    that cost a search of 2,000 rows three times its own time, and it ended no sooner.
-    """
-    if hasattr(np, "vecdot"):  # NumPy 2
-        return np.vecdot(vectors, query)
-    return np.einsum("ij,j->i", vectors, query)
 
 
 class Scope(NamedTuple):

@@ -113,7 +113,7 @@ def vector_checksum(row: int, text_hash: int, given: int, blob: bytes | None) ->
 
 def checked_vector(
     row: int, text_hash: int, given: int, blob: bytes | None, checksum: int | None
-) -> FloatVector | None:
+) -> FloatVector | ShortVector | None:
     """Return the vector in a row, if it is the one that was written; None where there is none."""
     try:
         if checksum not in (None, vector_checksum(row, text_hash, given, blob)):
@@ -121,7 +121,7 @@ def checked_vector(
         if blob is None:
             return None
         if len(blob) % 2:
-            return np.frombuffer(blob, _SHORT, len(blob) // 2).astype(np.float32)
+            return np.frombuffer(blob, _SHORT, len(blob) // 2)
         return np.frombuffer(blob, "<f4")
     except (ValueError, TypeError) as error:
         raise damaged(f"the embedding of row {row}", error) from error

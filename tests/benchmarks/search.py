@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import orjson
 
+from hybridagi_steps.embedders.validation import unpacked
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search.step_index import StepIndex
-from hybridagi_steps.search.vector_rows import unpacked
 from hybridagi_steps.stores import open_store
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.conditions import conditions, counts

@@ -198,7 +198,7 @@ class DerivedContract:
         assert [saved[row].scoped for row in (a, b, c)] == [False, False, True]
         kept = saved[c].vector
         assert kept is not None
-        assert kept.dtype == np.float32
+        assert kept.dtype == np.int16, "as it is stored"
 
     def test_pending_vectors_come_by_row_and_limit(self, store: StepStore) -> None:
         rows = store.append([step(id=str(n)) for n in range(5)])

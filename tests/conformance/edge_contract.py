@@ -153,6 +153,12 @@ class EdgeContract:
             with pytest.raises(InvalidStepError):
                 filled.add(acted(1, **{field: text}))
 
+    def test_a_step_that_an_earlier_version_pickled_is_kept(self, filled: StepMemory) -> None:
+        old = acted(1, id="old", run_id="r")
+        del vars(old)["predictor"], vars(old)["signature"]
+        filled.add([old, acted(2, run_id="r")])
+        assert [found.predictor for found in filled.get_steps("old")] == [None]
+
     # Sessions
 
     @pytest.mark.parametrize("value", NO_IDS, ids=repr)

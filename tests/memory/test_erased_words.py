@@ -10,9 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.embedders.validation import shortened
 from hybridagi_steps.errors import StorageError
 
 CANARY = "qzx9917"
@@ -120,6 +122,25 @@ def test_erased_words_are_not_in_the_cache_that_others_write(tmp_path: Path) -> 
         assert files_that_tell(tmp_path) == []
         assert found(memory) == []
     assert files_that_tell(tmp_path) == []
+
+
+@pytest.mark.parametrize("erase", ERASING[:2], ids=NAMES[:2])
+def test_an_erased_vector_is_in_no_index(
+    tmp_path: Path, erase: Callable[[StepMemory], Any]
+) -> None:
+    with StepMemory(tmp_path / "s.db", embedder="hashing") as memory:
+        memory.add(AgentStep(step_type=AgentStepType.Action, inputs={"n": n}) for n in range(2_500))
+        memory.add(pair())
+        vector = memory.get("first", vectors=True)[0].vector
+        told = shortened(np.array([vector], np.float32)).tobytes()
+        assert found(memory) == ["first", "second"]
+    (index,) = tmp_path.glob("*.index")
+    assert told in index.read_bytes()
+    with StepMemory(tmp_path / "s.db", embedder="hashing") as memory:
+        erase(memory)
+        memory.search("anything")
+    (index,) = tmp_path.glob("*.index")
+    assert told not in index.read_bytes()
 
 
 @pytest.mark.parametrize("owner", [None, "ana"])

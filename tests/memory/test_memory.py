@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,6 +38,7 @@ from hybridagi_steps.errors import (
     UnknownRunError,
 )
 from hybridagi_steps.search.step_index import StepIndex
+from hybridagi_steps.stores.sqlite import SqliteStepStore
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -273,6 +275,27 @@ def test_an_embedder_that_fails_loses_nothing_and_is_tried_again() -> None:
     embedder.fail = False
     assert memory.search("fine", mode="dense")
     assert memory.stats()["embedded"] == 1
+
+
+def test_an_embedder_of_the_same_name_with_longer_vectors_stores_none(tmp_path: Path) -> None:
+    class Sized(HashingEmbedder):
+        @property
+        def model_id(self) -> str:
+            return "mine"
+
+    with StepMemory(tmp_path / "s.db", embedder=Sized(64)) as memory:
+        memory.add([step(f"thing {n}") for n in range(5)])
+        memory.flush()
+    with StepMemory(tmp_path / "s.db", embedder=Sized(128)) as memory:
+        memory.add(step("thing of zebras"))
+        for call in (memory.flush, lambda: memory.search("thing")):
+            with pytest.raises(EmbedderMismatchError, match=r"64 dimensions.*128 dimensions"):
+                call()
+    with StepMemory(tmp_path / "s.db", embedder=Sized(64)) as memory:
+        assert memory.search("zebras", k=1)[0].step.purpose == "thing of zebras"
+        memory.reembed(Sized(128))
+        assert memory.search("zebras", k=1)[0].step.purpose == "thing of zebras"
+        assert memory.stats()["embedded"] == 6
 
 
 def test_a_memory_remembers_its_embedder(tmp_path: Path) -> None:
@@ -625,6 +648,8 @@ def test_deleting_without_searching_builds_no_index(
     with StepMemory(path, embedder="hashing") as memory:
         memory.add([step(f"thing number {n}", id=f"s{n}") for n in range(2_100)])
         memory.flush()
+    for cache in tmp_path.glob("*.index"):
+        cache.unlink()
     followed: list[StepIndex] = []
 
     def follow(index: StepIndex, *_: object) -> None:
@@ -635,6 +660,40 @@ def test_deleting_without_searching_builds_no_index(
         assert memory.delete("s5") == 1
     assert not followed
     assert not list(tmp_path.glob("*.index"))
+
+
+@pytest.mark.parametrize("remove", ["delete", "purge", "retain"])
+def test_what_a_removal_leaves_of_an_index_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: str
+) -> None:
+    path, old = tmp_path / "s.db", datetime(2020, 1, 1, tzinfo=UTC)
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add([step(f"thing number {n}", id=f"s{n}") for n in range(2_100)])
+        memory.add(step("thing of zebras", id="gone", run_id="old", created_at=old))
+        memory.flush()
+    with StepMemory(path) as memory:
+        if remove == "delete":
+            memory.delete("gone")
+        elif remove == "purge":
+            memory.purge({"run_id": "old"})
+        else:
+            memory.retain(days=30)
+        assert not list(tmp_path.glob("*.index")), "at once"
+    (cache,) = tmp_path.glob("*.index")
+    assert b"zebra" not in cache.read_bytes()
+    taken: list[int] = []
+    changes = SqliteStepStore.changes
+
+    def counted(store: SqliteStepStore, *args: Any, **options: Any) -> Any:
+        found = changes(store, *args, **options)
+        taken.append(len(found.texts) + len(found.vectors))
+        return found
+
+    monkeypatch.setattr(SqliteStepStore, "changes", counted)
+    with StepMemory(path) as memory:
+        assert memory.search("thing number 77", k=1)[0].step.id == "s77"
+        assert not memory.exist("gone")
+    assert sum(taken) == 0
 
 
 def test_a_cache_of_another_memory_is_not_read(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id
 from hybridagi_steps.records.message import MessageRole, Step, new_id
 
 
@@ -43,3 +46,16 @@ def test_records_have_them() -> None:
     assert {step.id.version for step in steps if isinstance(step.id, UUID)} == {7}
     assert steps[0].id != steps[1].id
     assert UUID(said.id).version == 7
+
+
+@given(st.uuids().map(str) | st.text("0123456789abcdefABF-{}_+urn:id", min_size=36, max_size=36))
+def test_a_text_is_read_as_the_uuid_that_python_reads(text: str) -> None:
+    try:
+        expected = UUID(text)
+    except ValueError:
+        assert as_id(text) is text
+        return
+    found = as_id(text)
+    assert isinstance(found, UUID)
+    assert (found, hash(found), repr(found)) == (expected, hash(expected), repr(expected))
+    assert found.is_safe is expected.is_safe

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from hybridagi_steps.embedders.validation import shortened, unpacked
 from hybridagi_steps.records.store_values import FloatMatrix
 from hybridagi_steps.search import index_cache
 from hybridagi_steps.search.index_cache import (
@@ -30,7 +31,7 @@ from hybridagi_steps.search.index_cache import (
     save_cache,
 )
 from hybridagi_steps.search.vector_index import FaissIndex
-from hybridagi_steps.search.vector_rows import shortened
+from hybridagi_steps.search.vector_rows import Positions, VectorStore
 
 HEADER: dict[str, Any] = {
     "store": "a1",
@@ -352,6 +353,47 @@ def test_vectors_in_whole_numbers_are_cached_in_two_bytes_each_and_answer_the_sa
     again.add([20_000], vectors[:1])
     whole = revived(path, again)
     np.testing.assert_array_equal(whole.to_arrays()["vectors"], again.to_arrays()["vectors"])
+
+
+def test_whole_numbers_become_unit_rows_where_searches_look_and_nowhere_else(
+    path: Path, vectors: FloatMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them as float32 would take twice the memory that a first search has."""
+    kept = list[int]()
+    real = VectorStore._unpack
+
+    def unpack(store: VectorStore, positions: Positions | slice) -> None:
+        before = np.count_nonzero(store._packed)
+        real(store, positions)
+        kept.append(int(before - np.count_nonzero(store._packed)))
+
+    monkeypatch.setattr(VectorStore, "_unpack", unpack)
+    short, index = shortened(vectors), FaissIndex(256)
+    for start in range(0, 20_000, 1_000):
+        index.add(np.arange(start, start + 1_000), short[start : start + 1_000])
+    [first] = index.search(vectors[:1], 4)  # no codes yet: it looks at all
+    np.testing.assert_array_equal(index.to_arrays()["vectors"], short)
+    [then] = index.search(vectors[:1], 4)
+    np.testing.assert_array_equal(first.scores, then.scores)
+    assert 0 < sum(kept) < 5_000
+    index.add([20_000], vectors[:1])  # not in whole numbers: now all are kept as unit rows
+    np.testing.assert_array_equal(index.to_arrays()["vectors"][:-1], unpacked(short))
+    again = revived(path, index)
+    again.add([20_001], short[:1])
+    [found] = again.search(vectors[:1], 3)
+    assert sorted(found.rows.tolist()) == [0, 20_000, 20_001]
+
+
+def test_what_came_since_is_saved_behind_what_a_file_has(path: Path, vectors: FloatMatrix) -> None:
+    short, index = shortened(vectors), FaissIndex(256)
+    index.add(np.arange(10_000), short[:10_000])
+    again = revived(path, index)
+    again.add(np.arange(10_000, 20_000), short[10_000:])  # more than there is room for
+    np.testing.assert_array_equal(again.to_arrays()["vectors"], short)
+    again.remove(np.arange(5_000))
+    np.testing.assert_array_equal(again.to_arrays()["vectors"], short[5_000:])
+    [expected] = FaissIndex.from_arrays(256, again.to_arrays()).search(vectors[7:8], 3)
+    np.testing.assert_array_equal(again.search(vectors[7:8], 3)[0].scores, expected.scores)
 
 
 def test_whatever_happens_to_a_file_in_use_changes_no_answer(

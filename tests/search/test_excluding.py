@@ -59,6 +59,15 @@ def test_a_search_leaves_out_what_find_leaves_out(memory: hs.StepMemory) -> None
     assert {str(step.id) for step in listed} == left - failed
 
 
+def test_a_filter_asked_again_is_answered_with_the_same_rows(memory: hs.StepMemory) -> None:
+    """So an index knows where they stand."""
+    filters = memory.searcher._index.filters  # pyright: ignore[reportPrivateUsage]
+    for where in ({"exclude": {"status": "error"}}, {"exclude": [{"metadata": {"a": 1}}] * 2}, {}):
+        asked = hs.StepFilter.of(where)
+        found(memory, **where)
+        assert filters.rows(asked) is filters.rows(asked)
+
+
 def test_excluding_narrows_and_adds_up() -> None:
     one = hs.StepFilter(exclude={"run_id": "a"})
     both = one.and_(hs.StepFilter(exclude=[{"status": "error"}], tools="x"))

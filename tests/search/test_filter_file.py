@@ -18,6 +18,7 @@ from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search import step_index
 from hybridagi_steps.search.filter_index import METADATA_KEYS, FilterColumns
 from hybridagi_steps.stores.sqlite import SqliteStepStore
+from hybridagi_steps.testing.conformance.samples import message
 
 COUNT = 300
 WHERES: list[dict[str, Any]] = [
@@ -82,12 +83,12 @@ def found(memory: StepMemory) -> list[set[str]]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows' keys, scores or values of metadata were read of the store, each time."""
     taken: list[int] = []
-    for name in ("step_keys", "scored_rows", "metadata_values"):
+    for name in ("step_keys", "scored_rows", "metadata_values", "message_keys", "message_metadata"):
         real = getattr(SqliteStepStore, name)
 
         def counted(*args: Any, name: str = name, real: Any = real, **named: Any) -> Any:
             answer = real(*args, **named)
-            taken.append(len(answer[0] if name == "step_keys" else answer))
+            taken.append(len(answer[0] if name.endswith("_keys") else answer))
             return answer
 
         monkeypatch.setattr(SqliteStepStore, name, counted)
@@ -132,6 +133,51 @@ def test_no_file_of_columns_outlives_an_erasure(path: Path) -> None:
     held = [file for file in path.parent.iterdir() if b"user-3" in file.read_bytes()]
     assert held == []
     assert columns.exists()
+
+
+def talk(memory: StepMemory, name: str) -> None:
+    keys: dict[str, Any] = {"metadata": {"mood": f"mood-of-{name}"}, "run_id": name}
+    said = [message(f"refund {n} of {name}", **keys) for n in range(40)]
+    memory.repository().store.commit(name, said)
+
+
+def of_mood(memory: StepMemory, name: str) -> int:
+    where = {"metadata": {"mood": f"mood-of-{name}"}, "kinds": "message"}
+    return len(memory.search("refund", 99, where=where))
+
+
+@pytest.mark.parametrize("how", ["purge", "delete_session", "before a filter"])
+def test_of_messages_too_what_is_erased_stands_in_no_file(
+    tmp_path: Path, read: list[int], how: str
+) -> None:
+    path = tmp_path / "steps.db"
+    with StepMemory(path, embedder="hashing") as memory:
+        for name in ("ann", "bob", "eve"):
+            talk(memory, name)
+        memory.search("refund")
+        if how == "before a filter":
+            memory.repository().store.delete_session("bob")
+        assert of_mood(memory, "ann") == 40
+    (columns,) = path.parent.glob("*.keys.index")
+    assert b"mood-of-ann" in columns.read_bytes()
+    assert (b"mood-of-bob" in columns.read_bytes()) == (how != "before a filter")
+    with StepMemory(path) as memory:
+        read.clear()
+        assert of_mood(memory, "eve") == 40
+        assert sum(read) == 0
+        if how == "purge":
+            memory.purge({"session_id": "bob"})
+            assert not columns.exists()
+        else:
+            memory.repository().store.delete_session("bob")
+        talk(memory, "zoe")
+        assert [of_mood(memory, name) for name in ("ann", "bob", "zoe")] == [40, 0, 40]
+        assert sum(read) in (80, 120)
+    with StepMemory(path) as memory:
+        assert of_mood(memory, "bob") == 0
+        memory.add(made(1))
+    held = [file for file in path.parent.glob("*.index") if b"mood-of-bob" in file.read_bytes()]
+    assert held == []
 
 
 def test_damaged_columns_are_read_again(path: Path, read: list[int]) -> None:

@@ -8,10 +8,12 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from hybridagi_steps.embedders.validation import shortened
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.store_values import FloatMatrix, Rows
 from hybridagi_steps.search import quantized_codes as scan_codes
@@ -307,3 +309,58 @@ def _run(script: str) -> tuple[str, int]:
     )
     assert not done.stderr, done.stderr
     return done.stdout.strip(), done.returncode
+
+
+def codes_by_row(index: FaissIndex) -> dict[int, bytes]:
+    """Return the code of each row that a cache file would have, lists or none."""
+    arrays = index.to_arrays()
+    codes: Any = scan_codes.ScanCodes.from_arrays(arrays)
+    faiss: Any
+    faiss, found, rows = scan_codes.faiss, codes._index, arrays["rows"].tolist()
+    places = list(range(codes.total)) if codes._places is None else codes._places.tolist()
+
+    def unpacked(packer: Any, pointer: Any, ids: list[int]) -> dict[int, bytes]:
+        size = -(-len(ids) // packer.nvec) * packer.block_size
+        blocks = faiss.rev_swig_ptr(pointer, size).reshape(-1, packer.block_size)
+        each: dict[int, bytes] = {}
+        for n, slot in enumerate(ids):
+            block = blocks[n // packer.nvec : n // packer.nvec + 1]
+            each[rows[places[slot]]] = packer.unpack_1(block, n % packer.nvec).tobytes()
+        return each
+
+    if not codes.lists:
+        return unpacked(found.get_CodePacker(), found.codes.get(), list(range(codes.total)))
+    inverted, told = faiss.downcast_InvertedLists(found.invlists), dict[int, bytes]()
+    for number in range(codes.lists):
+        ids = faiss.rev_swig_ptr(inverted.get_ids(number), inverted.list_size(number)).tolist()
+        told |= unpacked(inverted.packer, inverted.get_codes(number), ids)
+    return told
+
+
+@pytest.mark.parametrize("lists_from", [2_000, 10**9], ids=["lists", "flat"])
+@pytest.mark.parametrize("whole_numbers", [True, False])
+def test_what_is_removed_is_in_no_array_that_is_saved(
+    monkeypatch: pytest.MonkeyPatch, lists_from: int, whole_numbers: bool
+) -> None:
+    monkeypatch.setattr(faiss_index, "LISTS_FROM", lists_from)
+    vectors = clustered(COUNT)
+    index = FaissIndex(D)
+    index.add(np.arange(COUNT), shortened(vectors) if whole_numbers else vectors)
+    index.finish_build()
+    stored, codes = index.to_arrays()["vectors"].copy(), codes_by_row(index)
+    gone = np.array([5, 1_234, COUNT - 1])
+    for again in range(2):  # once as it was built, once as a cache file brought it back
+        before = index.search(vectors[77:78], 5)[0]
+        index.remove(gone)
+        arrays, left = index.to_arrays(), codes_by_row(index)
+        for row in gone.tolist():
+            assert not (arrays["vectors"] == stored[row]).all(axis=1).any()
+            assert left[row] == bytes(len(codes[row])) != codes[row]
+        alive = np.setdiff1d(np.arange(COUNT), gone)
+        np.testing.assert_array_equal(arrays["vectors"][alive], stored[alive])
+        assert all(left[row] == codes[row] for row in alive.tolist())
+        index = FaissIndex.from_arrays(D, arrays)
+        found = index.search(vectors[77:78], 5)[0]
+        np.testing.assert_array_equal(found.rows, before.rows)
+        np.testing.assert_array_equal(found.scores, before.scores)
+        gone = np.append(gone, [100 + again])

@@ -13,9 +13,9 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
+from hybridagi_steps.embedders.validation import shortened, unpacked
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
-from hybridagi_steps.search.vector_rows import shortened, unpacked
 
 
 def action(purpose: str, result: str = "done", tool: str = "search", **fields: Any) -> AgentStep:
@@ -383,3 +383,13 @@ def test_odd_queries_are_answered(memory: StepMemory) -> None:
     assert memory.search("払い戻す", k=1)[0].step.purpose.startswith("日本語")
     for query in ("✈", '" OR 1=1 --', "the of and", "\ud800", "x" * 1_000_000, "\x00"):
         memory.search(query)
+
+
+@pytest.mark.parametrize("mode", ["lexical", "hybrid"])
+def test_a_word_is_found_where_it_stands_not_in_the_step_after(
+    memory: StepMemory, mode: Any
+) -> None:
+    """The step after glimpses it, in a window as long: their scores by words are the same."""
+    memory.add([action(f"marker{n} refund", run_id="r", hop=n) for n in range(8)])
+    for n in range(8):
+        assert memory.search(f"marker{n}", k=1, mode=mode)[0].step.hop == n

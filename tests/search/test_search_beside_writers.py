@@ -310,7 +310,7 @@ class TestHeldFile:
             found(memory, "refund")
             memory.add(step("news"))
             searcher = memory.searcher
-            turn, index = searcher._deriver._turn, searcher._lock
+            turn, index = searcher.deriver._turn, searcher._lock
             with turn, index:  # others derive, others search
                 given_back = threading.Timer(0.5, turn.release)
                 given_back.start()

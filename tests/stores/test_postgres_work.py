@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import MESSAGE_ROWS
 from hybridagi_steps.stores.sql.tables import Values
 from hybridagi_steps.testing.conformance.samples import message, step
@@ -83,7 +84,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
             yield made
 
     def noted(connection: SpellingConnection, sql: str, values: Values = (), /) -> Any:
-        if sql.startswith(("SELECT", "UPDATE")):
+        if sql.startswith(("SELECT", "UPDATE", "WITH found")):
             watched.queries.append((sql, values))
         return execute(connection, sql, values)
 
@@ -220,3 +221,26 @@ def test_what_a_search_after_an_add_reads_does_not_grow_with_the_memory(
         read.append((rows_read(postgres_address, work.queries), merged))
     for few, lots in zip(*read, strict=True):
         assert lots <= 1.5 * few, read
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+def test_a_page_of_runs_or_sessions_reads_no_others(
+    work: Work, postgres_address: str, analysed: bool
+) -> None:
+    """As SQLite's machine in test_store_work.py; without statistics the planner guesses."""
+    store, read = PostgresStepStore(postgres_address, durability="normal"), list[float]()
+    with psycopg.connect(postgres_address, autocommit=True) as connection:
+        connection.execute(b"ALTER TABLE hybridagi_steps.agent_step SET (autovacuum_enabled = off)")
+    for first in (0, 8_000):
+        asked = range(first, first + 8_000)
+        store.append([made(n, session_id=f"s{n // 20}", user_id=f"u{n // 20 % 3}") for n in asked])
+        if analysed:
+            assert store.verify() == []
+        queries: list[tuple[str, Values]] = []
+        for where in (StepFilter(), StepFilter(user_id="u1"), StepFilter(run_id="r3")):
+            work.of(lambda where=where: store.runs(limit=3, where=where))
+            queries += work.queries
+        work.of(lambda: store.sessions(limit=3, recorded=True))
+        read.append(rows_read(postgres_address, queries + work.queries))
+    store.close()
+    assert read[1] <= 1.1 * read[0], read

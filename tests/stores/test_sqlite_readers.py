@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,17 @@ def test_a_file_that_was_closed(path: Path) -> None:
     fill(path).close()
     assert said(path) == READ
     assert {file.name for file in path.parent.iterdir()} == {"steps.db", "steps.db.lock"}
+
+
+@pytest.mark.parametrize("table", ["embedding", "step_text"])
+def test_what_is_damaged_of_one_step_keeps_no_reader_from_searching(path: Path, table: str) -> None:
+    with fill(path) as memory:
+        memory.flush()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE {table} SET checksum = checksum + 1 WHERE row = 7")
+    found, refused, problems = said(path)
+    assert [found, refused] == READ[:2]
+    assert "row 7" in problems
 
 
 def test_a_file_with_an_empty_log(path: Path) -> None:

@@ -34,7 +34,7 @@ from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sqlite import SqliteStepStore, schema
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, step, text
+from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, said, step, text
 
 CANARY = "xCANARYx"
 WRITER = """
@@ -61,6 +61,22 @@ def store(path: Path) -> Iterator[SqliteStepStore]:
     store = SqliteStepStore(path, durability="normal")
     yield store
     store.close()
+
+
+@pytest.mark.parametrize("count", [5, 45])
+def test_steps_of_one_batch_stand_each_at_the_end_of_its_session(
+    store: SqliteStepStore, path: Path, count: int
+) -> None:
+    store.commit("talk", said(3))
+    sessions = ["talk" if n % 3 else "elsewhere" for n in range(count)]
+    batch = [step(id=f"{n}", session_id=name) for n, name in enumerate(sessions)]
+    rows = store.append([*batch, step(id="alone")])
+    with closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT row, sequence FROM agent_step ORDER BY row").fetchall()
+    places = [4 if name == "talk" else None for name in sessions]
+    assert found == list(zip(rows, [*places, None], strict=True))
+    assert ids(store.get([f"{n}" for n in range(count)])) == ids(batch)
+    assert store.verify() == []
 
 
 def test_reopening_finds_everything(path: Path) -> None:

@@ -17,7 +17,7 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
-from hybridagi_steps.stores.sql import message_filter
+from hybridagi_steps.stores.sql import lineage, message_filter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.database import Reader
 from hybridagi_steps.testing.conformance.samples import message, said, save_pending, step
@@ -103,7 +103,7 @@ def test_a_new_step_is_indexed_in_one_reading_and_one_writing(
     numbers = iter(range(1_000, 2_000))
     add_and_search(1)
     one, twenty = add_and_search(1), add_and_search(20)
-    assert len(one) <= 49
+    assert len(one) <= 51
     assert transactions(one) <= 4
     assert sum(text.startswith("COMMIT") for text in one) == 1
     assert len(twenty) - len(one) <= 5 * 19
@@ -179,6 +179,105 @@ def test_a_search_among_messages_reads_no_other_conversation(
     assert ran[1] <= ran[0] + 2
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory]:
+    """Three hundred short conversations, and one that is long."""
+    address = tmp_path / "steps.db"
+    if request.param == "postgres":
+        address = request.getfixturevalue("postgres_address")
+    with StepMemory(address, embedder="hashing", durability="normal") as memory:
+        for n in range(300):
+            keys: dict[str, Any] = {"metadata": {"mood": ["glad", "sad"][n % 2]}}
+            said = [message(f"book {n}", **keys), message(f"{n} is booked", **keys)]
+            memory.repository().store.commit(f"s{n}", said)
+        long = [message(f"no book {n}", metadata={"mood": "long"}) for n in range(1_200)]
+        memory.repository().store.commit("long", long)
+        memory.flush()
+        yield memory
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "finds"),
+    [
+        ({"metadata": {"mood": "glad"}}, {"metadata": {"mood": "sad"}}, 300),
+        ({"exclude": {"metadata": {"mood": "sad"}}}, {"metadata": {"mood": "glad"}}, 300),
+        ({"metadata": {"mood": 1}}, {"exclude": [{"metadata": {"mood": "long"}}]}, 600),
+        ({"sources": "x"}, {"exclude": {"sources": "y"}, "trust": "team"}, 1_800),
+        ({"since": "2001-01-01"}, {"since": "2002-01-01", "until": "2100-01-01"}, 1_800),
+        ({"scope": "abandoned"}, {"scope": "revoked"}, 0),
+        ({"exclude": {"session_id": "s1"}}, {"exclude": {"session_id": "long"}}, 600),
+        ({"session_id": "long", "since": "2001-01-01"}, {"session_id": "long"}, 1_200),
+        (
+            {"session_id": "long", "since": "2001-01-01"},
+            {"session_id": "long", "until": "2100-01-01"},
+            1_200,
+        ),
+    ],
+)
+def test_a_filter_asked_with_another_value_reads_no_message_again(
+    talks: StepMemory, monkeypatch: pytest.MonkeyPatch, first: Any, then: Any, finds: int
+) -> None:
+    read, fields = list[Any](), message_filter.fields_of
+
+    def counted(body: Any) -> dict[str, Any]:
+        read.append(body)
+        return fields(body)
+
+    monkeypatch.setattr(message_filter, "fields_of", counted)
+    talks.search("book", where=first)
+    asked = len(read)
+    assert len(talks.search("book", k=2_000, where=then)) == finds
+    assert len(read) == asked
+    talks.repository().store.commit("s1", [message("book", metadata={"mood": "sad"})])
+    talks.search("book", where=then)
+    assert len(read) - asked <= 6
+
+
+LISTED: dict[str, Callable[[SqliteStepStore], list[Any]]] = {
+    "runs": lambda store: store.runs(limit=10),
+    "own runs": lambda store: store.runs(limit=10, where=StepFilter()),
+    "of a user": lambda store: store.runs(limit=10, where=StepFilter(user_id="u3")),
+    "of a session": lambda store: store.runs(limit=10, where=StepFilter(session_id="s3")),
+    "a run": lambda store: store.runs(limit=1, where=StepFilter(run_id="r3")),
+    "failed": lambda store: store.runs(limit=10, where=StepFilter(status="error")),
+    "sessions": lambda store: store.sessions(limit=10, recorded=True),
+    "a user's sessions": lambda store: store.sessions(limit=10, user_id="u3", recorded=True),
+}
+
+
+def test_a_page_of_runs_or_sessions_reads_no_others(work: Work, tmp_path: Path) -> None:
+    """They are among the newest steps, or an index has them; each was looked for in all steps."""
+    ran = {name: list[int]() for name in LISTED}
+    with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
+        for first, last in ((0, 20_000), (20_000, 40_000)):
+            names = [(f"s{n // 20}", f"u{n // 20 % 5}") for n in range(first, last)]
+            status = ["error" if n % 20 == 7 else "ok" for n in range(first, last)]
+            asked = zip(range(first, last), names, status, strict=True)
+            store.append(
+                [made(n, session_id=s, user_id=u, status=ended) for n, (s, u), ended in asked]
+            )
+            for name, call in LISTED.items():
+                call(store)
+                work.of(lambda call=call: call(store))
+                ran[name].append(work.ran)
+    assert {name: runs for name, runs in ran.items() if runs[1] > 1.1 * runs[0] + 2} == {}
+
+
+def test_sessions_with_messages_are_no_work_for_a_page_of_recorded_ones(
+    work: Work, tmp_path: Path
+) -> None:
+    ran = list[int]()
+    with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
+        store.append([made(n, session_id=f"s{n}") for n in range(20)])
+        for first in (0, 5_000):
+            asked = [made(n, run_id=f"t{n}") for n in range(first, first + 5_000)]
+            store.commit("talk", [message()], asked)
+            for _ in range(2):
+                work.of(lambda: store.sessions(limit=10, recorded=True))
+            ran.append(work.ran)
+    assert ran[1] <= ran[0] + 2
+
+
 def test_words_wait_for_no_disk_and_steps_do(
     memory: StepMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,13 +317,13 @@ def test_messages_that_show_revoked_steps_are_read_once(
     def answer(n: int) -> Step:
         return message(f"answer {n}", "assistant", agent_step_id=f"a{n}")
 
-    parse, parsed = message_filter._shown_ids, list[Any]()  # pyright: ignore[reportPrivateUsage]
+    parse, parsed = lineage._shown_ids, list[Any]()  # pyright: ignore[reportPrivateUsage]
 
     def counted(body: Any) -> list[str]:
         parsed.append(body)
         return parse(body)
 
-    monkeypatch.setattr(message_filter, "_shown_ids", counted)
+    monkeypatch.setattr(lineage, "_shown_ids", counted)
     with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
         store.commit(
             "s", [answer(n) for n in range(20)], [step(id=f"a{n}", run_id="bad") for n in range(20)]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hybridagi_steps.embedders.validation import unit_rows
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.outside_files import erase_cache
 from hybridagi_steps.protocols import StepStore
@@ -45,11 +46,11 @@ from hybridagi_steps.search.database.searched_store import SearchedStore, Search
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
+from hybridagi_steps.search.key_columns import FilterFile
 from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter
+from hybridagi_steps.search.row_filter import RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
-from hybridagi_steps.search.vector_rows import unit_rows
 
 READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""

@@ -23,13 +23,14 @@ import psycopg
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageBusyError, StorageError
 from hybridagi_steps.records.store_values import FloatVector, ShortVector, VectorRow
+from hybridagi_steps.stores.checked_tables import DamagedRow, sound_vectors
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, SCHEMA
 from hybridagi_steps.stores.postgres.search_view import SETTINGS, DatabaseView, of_length_one
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
 from hybridagi_steps.stores.postgres.steps import PostgresTables
-from hybridagi_steps.stores.sql.derived import DerivedTables, stored_vector
-from hybridagi_steps.stores.sql.tables import DERIVED, is_storable
+from hybridagi_steps.stores.sql.derived import DerivedTables
+from hybridagi_steps.stores.sql.tables import DERIVED, Connection, is_storable
 
 WIDEST = 4_000
 """Dimensions that pgvector indexes as half floats."""
@@ -104,6 +105,11 @@ _UNCOUNTED = """SELECT max(seq), array_agg(tokens) FILTER (WHERE NOT scoped AND 
     FROM (SELECT seq, tokens, scoped, text_hash FROM step_text
         WHERE namespace = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?) page"""
 _COUNTED = "UPDATE search_state SET texts_through = ? WHERE namespace = ?"
+_UNCOUNT = (
+    """UPDATE search_state SET texts_through = 0, documents = 0, words = 0, own_words = 0
+        WHERE namespace = ?""",
+    "DELETE FROM stem_count WHERE namespace = ?",
+)
 _FAR = """SELECT seq, row, text_hash, given, vector, checksum, scoped FROM embedding
     WHERE namespace = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?"""
 _NEARED = "UPDATE search_state SET vectors_through = ? WHERE namespace = ?"
@@ -200,9 +206,11 @@ class SearchTables(PostgresTables, DerivedTables):
     def search_view(self, dimension: int) -> Generator[DatabaseView]:
         """Give what reads candidates, all of one consistent state."""
         schema, beside = self._vector_schema or "", self._reading_beside()
+        damaged: list[DamagedRow] = []
         with ExitStack() as ahead, self._db.reading(SETTINGS) as connection:
-            another = partial(ahead.enter_context, beside)
-            yield DatabaseView(connection, another, self._namespace, dimension, schema)
+            another, named = partial(ahead.enter_context, beside), (self._namespace, dimension)
+            yield DatabaseView(connection, another, *named, schema, damaged.append)
+        self._tell_damage(damaged)
 
     @contextmanager
     def _reading_beside(self) -> Generator[Raw | None]:
@@ -301,13 +309,15 @@ class SearchTables(PostgresTables, DerivedTables):
     def _fill(self, *, texts: bool = True, vectors: bool = True) -> None:
         """Count texts and copy vectors up to where the store stands, a page in each transaction."""
         newest, going_on = self.frontier().position, True
+        damaged: list[DamagedRow] = []
         while going_on:
             with self._db.writing(synced=False, beside=DERIVED) as connection:
                 connection.execute(_NEW_STATE, (self._namespace,))
                 state = connection.execute(_STATE + " FOR UPDATE", (self._namespace,)).fetchone()
                 counted = texts and self._count_page(connection, state[0], newest.text)
-                copied = vectors and self._copy_page(connection, state[1], newest.vector)
+                copied = vectors and self._copy_page(connection, state[1], newest.vector, damaged)
                 going_on = counted or copied
+        self._tell_damage(damaged)
 
     def _count_page(self, connection: SpellingConnection, after: int, through: int) -> bool:
         asked = (self._namespace, after, through, _PAGE)
@@ -318,12 +328,22 @@ class SearchTables(PostgresTables, DerivedTables):
         connection.execute(_COUNTED, (last, self._namespace))
         return last < through
 
-    def _copy_page(self, connection: SpellingConnection, after: int, through: int) -> bool:
+    def _recount(self, connection: Connection) -> None:
+        for statement in _UNCOUNT:
+            connection.execute(statement, (self._namespace,))
+
+    def _copy_page(
+        self,
+        connection: SpellingConnection,
+        after: int,
+        through: int,
+        damaged: list[DamagedRow],
+    ) -> bool:
         asked = (self._namespace, after, through, _PAGE)
         found = connection.execute(_FAR, asked).fetchall()
         if not found:
             return False
-        vectors = (stored_vector(*rest) for _, *rest in found)
+        vectors = sound_vectors((rest for _, *rest in found), damaged.append)
         if connection.raw.execute(b"SELECT row_security_active('near')").fetchone() == (True,):
             self._insert_near(connection.raw, vectors)
         else:

@@ -28,9 +28,9 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
+from hybridagi_steps.stores.checked_tables import DamagedRow, sound_texts, sound_vectors
 from hybridagi_steps.stores.postgres.database import Raw
 from hybridagi_steps.stores.postgres.spelling import SpellingConnection
-from hybridagi_steps.stores.sql.derived import stored_text, stored_vector
 
 _SEARCH_WIDTH = 400
 """Nodes of the graph that are kept in view (`hnsw.ef_search`): seven times the usual pool."""
@@ -104,8 +104,13 @@ class DatabaseView:
         namespace: int,
         dimension: int,
         schema: str,
+        note: Callable[[DamagedRow], object],
     ) -> None:
-        """Read from a connection; `beside` gives a second one, called once, for what is begun."""
+        """Read from a connection; `beside` gives a second one, called once, for what is begun.
+
+        `note` is told of words and embeddings that are not what was written.
+        """
+        self._note = note
         self._raw, self._give_beside = connection.raw, beside
         self._named = {"n": namespace, "d": dimension, "schema": schema}
         self._vectors = 0, True
@@ -164,8 +169,8 @@ class DatabaseView:
         join = "LEFT JOIN embedding e ON e.namespace = {n} AND e.row = linked.row"
         sql = sql.replace("{vectors}", join if vectors else "")
         found = self._ask(sql, _list(rows), answer_to(0), _list(answers))
-        saved = [stored_vector(*row[7:]) for row in found if row[7] is not None]
-        return [stored_text(*row[:7]) for row in found], saved
+        saved = sound_vectors((row[7:] for row in found if row[7] is not None), self._note)
+        return sound_texts((row[:7] for row in found), self._note), [*saved]
 
     def talks(self, sessions: Iterable[int], limit: int) -> list[TextRow]:
         """Return turns of some talks."""
@@ -176,7 +181,8 @@ class DatabaseView:
         """Return up to where `nearest` knows vectors, as `counts` saw it, and newer ones."""
         through, newer = self._vectors
         found = self._ask(_NEWEST, max(through, after)) if newer else []
-        return through, {seq: stored_vector(*row) for seq, *row in found}
+        vectors = sound_vectors((row for _, *row in found), self._note)
+        return through, dict(zip((row[0] for row in found), vectors, strict=True))
 
     def nearest(self, vector: FloatVector, count: int, among: Rows | None) -> Callable[[], Rows]:
         """Begin to look for the rows whose vectors point most alike; return what waits for them."""
@@ -192,7 +198,7 @@ class DatabaseView:
         return self._give_beside()
 
     def _texts(self, condition: str, *values: object) -> list[TextRow]:
-        return [stored_text(*row) for row in self._ask(_TEXTS + condition, *values)]
+        return sound_texts(self._ask(_TEXTS + condition, *values), self._note)
 
     def _ask(self, sql: str, *values: object, planned: bool = True) -> list[tuple[Any, ...]]:
         return self._begin(self._raw, sql, *values, planned=planned).fetchall()

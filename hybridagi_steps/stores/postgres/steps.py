@@ -21,7 +21,13 @@ from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Rows, line_of
+from hybridagi_steps.records.store_values import (
+    MESSAGE_ROWS,
+    BranchPosition,
+    PlainValues,
+    Rows,
+    line_of,
+)
 from hybridagi_steps.stores.body import checked_body, decode_body
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
 from hybridagi_steps.stores.postgres.positions import SETTLED, STEPS
@@ -188,9 +194,7 @@ class PostgresSteps(PostgresTables, StepWriting):
             return np.array([], np.int64), {name: [] for name in names}
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
-    def metadata_values(
-        self, key: str, *, after: int, through: int
-    ) -> list[tuple[int, tuple[str, str | float | None]]]:
+    def metadata_values(self, key: str, *, after: int, through: int) -> PlainValues:
         """Return the steps in a range of rows that have a plain value under a metadata key."""
         if not is_storable(key):
             return []

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.records.agent_step import id_text
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, StoreIdentity
-from hybridagi_steps.stores.checked_tables import CHECKED_TABLES, changed_rows
+from hybridagi_steps.stores.checked_tables import CHECKED_TABLES, changed_anywhere, note_damage
 from hybridagi_steps.stores.sql.expiry import RetentionTables
 from hybridagi_steps.stores.sql.salvage import Damaged, Salvaged
 from hybridagi_steps.stores.sql.tables import (
@@ -339,17 +340,15 @@ class AdminTables(RetentionTables):
             self._line(what, lambda connection, query=query: self._column(connection, query))
             for what, query in invariants.items()
         ]
+        derived: list[Any] = []
         lines += [
             self._line(
                 f"{checked.what} that is not as it was written",
-                lambda connection, checked=checked: [
-                    key
-                    for namespace in self._column(connection, "SELECT id FROM namespace")
-                    for key in changed_rows(connection, namespace, checked)
-                ],
+                partial(changed_anywhere, self._namespace, checked, derived),
             )
             for checked in CHECKED_TABLES
         ]
+        note_damage(self._db, self._namespace, derived)
         prompts = "a prompt, or a part of one, that is not as it was written"
         lines.append(self._line(prompts, self._changed_prompts))
         return list(dict.fromkeys(line for line in lines if line))

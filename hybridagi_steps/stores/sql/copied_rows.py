@@ -15,6 +15,7 @@ from zlib import crc32
 
 from hybridagi_steps.records.store_values import MESSAGE_ROWS
 from hybridagi_steps.stores.body import decode_body, encode_body
+from hybridagi_steps.stores.checked_tables import stored_text
 from hybridagi_steps.stores.checksums import (
     as_bytes,
     damaged,
@@ -25,7 +26,7 @@ from hybridagi_steps.stores.checksums import (
     vector_checksum,
 )
 from hybridagi_steps.stores.sql.admin import AdminTables
-from hybridagi_steps.stores.sql.derived import DerivedTables, Words, stored_text
+from hybridagi_steps.stores.sql.derived import DerivedTables, Words
 from hybridagi_steps.stores.sql.tables import Connection, many
 
 Values = tuple[Any, ...]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError, StorageBusyError
 from hybridagi_steps.protocols import NEWEST
@@ -34,12 +34,22 @@ from hybridagi_steps.records.store_values import (
     TextRow,
     VectorRow,
 )
+from hybridagi_steps.stores.checked_tables import (
+    DERIVED_TABLES,
+    EMBEDDINGS,
+    WORDS,
+    DamagedRow,
+    damaged_rows,
+    forget_damage,
+    made_by_embedder,
+    note_damage,
+    noted_damage,
+    refused_rows,
+    sound_texts,
+    sound_vectors,
+)
 from hybridagi_steps.stores.checksums import (
-    ChecksumError,
-    checked_vector,
-    damaged,
     packed_words,
-    unpacked_words,
     vector_blob,
     vector_checksum,
     words_checksum,
@@ -105,6 +115,14 @@ _MESSAGE_TEXTS_ADVANCE = _MESSAGES_ADVANCE.format(column="message_texts_through"
 _MESSAGE_VECTORS_ADVANCE = _MESSAGES_ADVANCE.format(
     column="message_vectors_through", table="embedding"
 )
+_ADVANCES = (
+    _TEXTS_ADVANCE,
+    _VECTORS_ADVANCE,
+    _MESSAGE_TEXTS_ADVANCE,
+    _MESSAGE_VECTORS_ADVANCE,
+)
+_FROM_NOTHING = """texts_through = 0, vectors_through = 0,
+    message_texts_through = 0, message_vectors_through = 0"""
 FRONTIER = """SELECT epoch,
     coalesce((SELECT max(seq) FROM step_text WHERE namespace = n.id), 0),
     coalesce((SELECT max(seq) FROM embedding WHERE namespace = n.id), 0),
@@ -333,6 +351,13 @@ class DerivedTables(MessageUnits):
             connection.executemany(self._save_message_vector, messages)
             advances.append(_MESSAGE_VECTORS_ADVANCE)
 
+    def _advance_anew(self, connection: Connection) -> None:
+        """Move the watermarks to where rows are missing by now."""
+        bounds = zip(("settled", "settled_messages"), self._settled(connection), strict=True)
+        asked = {"namespace": self._namespace, **dict(bounds)}
+        for sets in (_FROM_NOTHING, ", ".join(_ADVANCES)):
+            connection.execute(f"UPDATE namespace SET {sets} WHERE id = :namespace", asked)  # noqa: S608 - ours
+
     def _advance_vectors(self, connection: Connection) -> None:
         """Move the watermarks of embeddings that were written one by one."""
         bounds = zip(("settled", "settled_messages"), self._settled(connection), strict=True)
@@ -363,12 +388,59 @@ class DerivedTables(MessageUnits):
             newest.tombstone,
             newest.branch,
         )
-        return Changes(
-            reached,
-            [stored_text(*values) for _, *values in texts],
-            [stored_vector(*values) for _, *values in vectors],
-            removed,
+        damaged: list[DamagedRow] = []
+        sound = (
+            sound_texts((values for _, *values in texts), damaged.append),
+            [*sound_vectors((values for _, *values in vectors), damaged.append)],
         )
+        self._tell_damage(damaged)
+        return Changes(reached, *sound, removed)
+
+    def _tell_damage(self, damaged: Sequence[DamagedRow]) -> None:
+        if damaged:
+            note_damage(self._db, self._namespace, damaged)
+
+    def mend(self, *, everything: bool = False) -> int:
+        """Forget what is derived and damaged where it can be made again: it is pending then."""
+        asked = noted_damage(self._db)
+        if not (asked or everything):
+            return 0
+        with self._db.reading() as connection:
+            if everything:
+                for checked in (WORDS, EMBEDDINGS):
+                    asked += damaged_rows(connection, self._namespace, checked)
+                asked += refused_rows(connection, self._namespace)
+            rows = {
+                table: self._mendable(connection, {one.row for one in asked if one.table == table})
+                for table in DERIVED_TABLES
+            }
+            rows["embedding"] &= made_by_embedder(connection, [*rows["embedding"]])
+        if not any(rows.values()):
+            return 0
+        with self._db.writing(synced=False, beside=DERIVED) as connection:
+            if rows["step_text"]:
+                self._recount(connection)
+                connection.execute(_FRESH, (self._namespace, many(rows["step_text"])))
+            for table in DERIVED_TABLES:
+                delete = f"DELETE FROM {table} WHERE row IN (SELECT value FROM json_each(?))"  # noqa: S608 - ours
+                connection.execute(delete, (many(rows[table]),))
+            self._advance_anew(connection)
+        forget_damage(self._db, [one for one in asked if one.row in rows[one.table]])
+        return sum(map(len, rows.values()))
+
+    def _mendable(self, connection: Connection, rows: Collection[int]) -> set[int]:
+        """Return those rows of this namespace whose step, or message, is whole."""
+        asked = many(row for row in rows if row < MESSAGE_ROWS)
+        whole: set[int] = set()
+        for row, *read in connection.execute(_BODIES, (self._namespace, asked)).fetchall():
+            with suppress(DamagedFileError):
+                self._decoded(row, *read)
+                whole.add(row)
+        messages = [row - MESSAGE_ROWS for row in rows if row >= MESSAGE_ROWS]
+        return whole | {row + MESSAGE_ROWS for row in self._whole_messages(connection, messages)}
+
+    def _recount(self, connection: Connection) -> None:
+        """Have words counted from the first on, before some of them go that were not written so."""
 
     def _bounds(self, limit: int, after: int, through: int) -> dict[str, int]:
         return {"namespace": self._namespace, "limit": limit, "after": after, "through": through}
@@ -524,36 +596,3 @@ def _told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
 
 def _only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
     return recalls(step) or (call is not None and recalls(call))
-
-
-def stored_text(
-    checksum: int | None,
-    row: int,
-    parent_row: int | None,
-    stored: Any,
-    text_hash: int,
-    purpose_hash: int,
-    scoped: int,
-) -> TextRow:
-    """Return the words in a row, if they are those that were written."""
-    try:
-        if checksum is None:  # of an earlier schema
-            kinds = [*map(type, (row, parent_row or row, text_hash, purpose_hash))]
-            if kinds != [int, int, int, int]:
-                raise ChecksumError
-        elif checksum != words_checksum(row, parent_row, stored, text_hash, purpose_hash):
-            raise ChecksumError
-        words = unpacked_words(stored)
-    except ValueError as error:
-        raise damaged(f"the words of row {row}", error) from error
-    if type(words) is not str:
-        raise damaged(f"the words of row {row}")
-    return TextRow(row, parent_row, words, text_hash, purpose_hash, bool(scoped))
-
-
-def stored_vector(
-    row: int, text_hash: int, given: int, blob: bytes | None, checksum: int | None, scoped: int
-) -> VectorRow:
-    """Return the embedding in a row, if it is the one that was written."""
-    vector = checked_vector(row, text_hash, given, blob, checksum)
-    return VectorRow(row, text_hash, vector, bool(scoped))

@@ -9,6 +9,8 @@ transaction is the caller's.
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -23,7 +25,8 @@ from hybridagi_steps.errors import (
     UnknownSequenceError,
     UnknownSessionError,
 )
-from hybridagi_steps.records.json_reading import as_object, as_text
+from hybridagi_steps.messages.agent_steps import SHOWN
+from hybridagi_steps.records.json_reading import as_list, as_object, as_text
 from hybridagi_steps.records.message import SUMMARY_OF, utc_now
 from hybridagi_steps.records.store_values import SEVERAL_USERS, BranchPosition
 from hybridagi_steps.stores.body import Written
@@ -88,6 +91,12 @@ _CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, user_id = ?, chec
 TAKE_NUMBER = """UPDATE meta SET value = (SELECT number FROM next_write)
     WHERE key = 'write_floor'"""
 """Gives the next write a higher number than all before; a message takes one as its row."""
+_BODIES_AT_ONCE = 5_000
+_LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
+_SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
+    WHERE row > ? AND +namespace = ? AND body LIKE ? ORDER BY row LIMIT ?"""
+_SHOWING = '%"agent_step%'
+"""How bodies look that name steps; whether they do is looked up in them."""
 _OWNER = "SELECT session_id FROM branch WHERE namespace = ? AND id = ?"
 _NEW_BRANCH = """INSERT INTO branch
     (namespace, session_id, parent_id, fork_sequence, reach, pointed, reason, created_at, checksum)
@@ -540,3 +549,47 @@ def _speaker(
     if user_id is not None or asked_by is None:
         return Speaker(user_id)
     return Speaker(asked_by) if run_id in (None, asked_in) else Speaker(None, asked_by)
+
+
+class ShownSteps:
+    """Which messages show which steps: read on from the last message seen, until some go."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._life: tuple[int, ...] = ()
+        self._through = 0
+        self._rows: defaultdict[str, list[int]] = defaultdict(list)
+
+    def messages(
+        self, connection: Connection, namespace: int, restarts: int, ids: Iterable[str]
+    ) -> list[int]:
+        """Return the rows of the messages that show some steps, as this transaction sees them."""
+        life = (*connection.execute(_LIFE, (namespace,)).fetchone(), restarts)
+        with self._lock:
+            if life != self._life:
+                self._life, self._through = life, 0
+                self._rows.clear()
+            page, full = (namespace, _SHOWING, _BODIES_AT_ONCE), True
+            while full:
+                found = connection.execute(_SHOWING_BODIES, (self._through, *page)).fetchall()
+                for row, body in found:
+                    for step_id in _shown_ids(body):
+                        self._rows[step_id].append(row)
+                    self._through = row
+                full = len(found) == _BODIES_AT_ONCE
+            return [row for step_id in ids for row in self._rows.get(step_id, ())]
+
+
+def fields_of(body: Any) -> dict[str, Any]:
+    """Return what a body says; of a damaged one nothing: who reads the message is told."""
+    try:
+        found: Any = orjson.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _shown_ids(body: Any) -> list[str]:
+    fields = fields_of(body)
+    several = as_list(as_object(fields.get("metadata")).get(SHOWN))
+    return [str(one) for one in (fields.get("agent_step_id"), *several) if one]

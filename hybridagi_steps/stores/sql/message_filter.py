@@ -8,7 +8,6 @@ was forked from. Where they have several, it is no named user's to find, and nob
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
@@ -18,10 +17,9 @@ import numpy as np
 import orjson
 
 from hybridagi_steps._concurrency import cached_property
-from hybridagi_steps.messages.agent_steps import SHOWN
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.json_reading import as_list, as_object, as_text
+from hybridagi_steps.records.json_reading import as_object, as_text
 from hybridagi_steps.records.message import SUMMARY_OF
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import (
@@ -30,10 +28,19 @@ from hybridagi_steps.records.store_values import (
     REVOKED,
     SEVERAL_USERS,
     Hidden,
+    PlainValues,
     Rows,
     owner,
 )
-from hybridagi_steps.stores.sql.lineage import Named, links, some_unnamed, speakers_of, tip_of
+from hybridagi_steps.stores.sql.lineage import (
+    Named,
+    ShownSteps,
+    fields_of,
+    links,
+    some_unnamed,
+    speakers_of,
+    tip_of,
+)
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 from hybridagi_steps.stores.sql.where import scalar_kind
@@ -64,6 +71,7 @@ _PAGE_OF_BODIES = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row > ? ORDER BY row LIMIT ?"""
 _BODIES_OF = """SELECT row, CAST(body AS BLOB), branch_id FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
+_ROWS = "SELECT row FROM message WHERE namespace = ?"
 _OF_LINK = "SELECT row FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ?"
 _ABANDONED = """SELECT m.row FROM branch b
     JOIN message m ON m.branch_id = b.id AND m.sequence > b.reach
@@ -77,11 +85,7 @@ _NESTED = """SELECT CAST(body AS BLOB) FROM message
     WHERE +namespace = ? AND body LIKE ?"""
 _NAMING_PARENTS = '%"parent_run_id"%'
 _BODIES_AT_ONCE = 5_000
-_LIFE = "SELECT epoch, rows_gone FROM namespace WHERE id = ?"
-_SHOWING_BODIES = """SELECT row, CAST(body AS BLOB) FROM message
-    WHERE row > ? AND +namespace = ? AND body LIKE ? ORDER BY row LIMIT ?"""
-_SHOWING = '%"agent_step%'
-"""How bodies look that name steps; whether they do is looked up in them."""
+_NOT_IN_BODIES = {"session_id", "kinds", "scope", "exclude"}
 
 Owner = str | Set[str] | None
 """Whose a message is: one user's, any of several users', nobody's."""
@@ -115,14 +119,30 @@ class MessageFilter(StepReading):
         with self._db.reading() as connection:
             page = (self._namespace, max(after - MESSAGE_ROWS, 0), limit)
             found = connection.execute(_PAGE_OF_BODIES, page).fetchall()
-            lines = sessions_of(connection, {branch_id for *_, branch_id in found})
-            keys = {row: keys_of(body) for row, body, _ in found}
+            branches = {branch_id for *_, branch_id in found} if "sessions" in names else set[int]()
+            lines = sessions_of(connection, branches)
+            keys = {row: keys_of(body) for row, body, _ in found} if names else {}
             if "author" in names:
                 self._name_speakers(connection, keys)
         sessions = {branch: orjson.dumps(sorted(of)).decode() for branch, of in lines.items()}
-        keys = [{**keys[row], "sessions": sessions.get(branch)} for row, _, branch in found]
-        rows = np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64)
-        return rows, {name: [one.get(name) for one in keys] for name in names}
+        columns: dict[StepKey, list[str | None]] = {name: [] for name in names}
+        for row, _, branch in found if columns else ():
+            told = {**keys[row], "sessions": sessions.get(branch)}
+            for name, column in columns.items():
+                column.append(told.get(name))
+        return np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64), columns
+
+    def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
+        """Return the messages in a range of rows that have a plain value under a metadata key."""
+        found: PlainValues = []
+        with self._db.reading() as connection:
+            for row, body, _ in self._bodies(connection, after - MESSAGE_ROWS):
+                if row + MESSAGE_ROWS > through:
+                    break
+                metadata = as_object(fields_of(body).get("metadata"))
+                if key in metadata and (kind := scalar_kind(metadata[key]))[0] != "other":
+                    found.append((row + MESSAGE_ROWS, kind))
+        return found
 
     def message_rows(self, where: StepFilter) -> Rows:
         """Return the rows of messages that match, ascending."""
@@ -135,7 +155,7 @@ class MessageFilter(StepReading):
         """Return runs with those that agents used as tools began inside them."""
         with self._db.reading() as connection:
             known = map(
-                _fields, self._column(connection, _NESTED, self._namespace, _NAMING_PARENTS)
+                fields_of, self._column(connection, _NESTED, self._namespace, _NAMING_PARENTS)
             )
         inside: dict[str, set[str]] = defaultdict(set)
         for fields in known:
@@ -182,6 +202,21 @@ class MessageFilter(StepReading):
         """
         if not where.finds("message"):
             return []
+        found = (
+            self._rows_in(connection, where.session_id)
+            if where.conditions <= _NOT_IN_BODIES
+            else self._with_keys(connection, where, excluding)
+        )
+        gone = {
+            row
+            for each in where.excluded()
+            for row in self._matching_messages(connection, each, excluding=True)
+        }
+        found = [row for row in found if row not in gone] if gone else found
+        return self._in_scope(connection, where.scope, found)
+
+    def _with_keys(self, connection: Connection, where: StepFilter, excluding: bool) -> list[int]:
+        """Return the rows of messages whose keys a filter asks for, whatever it excludes."""
         asked = list(self._candidates(connection, where))
         keys = {row: keys_of(body) for row, body, _ in asked}
         owners: dict[int, Owner] = {}
@@ -195,29 +230,29 @@ class MessageFilter(StepReading):
         if excluding:
             owners = {row: _excluded_as(whose, where) for row, whose in owners.items()}
         rated = self._rated(connection, where.min_score)
-        found = [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
-        gone = {
-            row
-            for each in where.excluded()
-            for row in self._matching_messages(connection, each, excluding=True)
-        }
-        found = [row for row in found if row not in gone] if gone else found
-        return self._in_scope(connection, where.scope, found)
+        return [row for row, one in keys.items() if _matches(where, one, owners.get(row), rated)]
+
+    def _rows_in(self, connection: Connection, session_id: str | None) -> list[int]:
+        """Return the rows of all messages, or of a session's line."""
+        if session_id is None:
+            return self._column(connection, _ROWS, self._namespace)
+        tip = tip_of(connection, self._namespace, session_id)
+        lines = links(connection, tip) if tip is not None else []
+        return [row for link in lines for row in self._column(connection, _OF_LINK, *link)]
 
     def _candidates(
         self, connection: Connection, where: StepFilter
     ) -> Iterator[tuple[int, bytes, int]]:
         """Yield the rows, bodies and branches of all messages, or of a session's line."""
         if where.session_id is not None:
-            tip = tip_of(connection, self._namespace, where.session_id)
-            rows = [
-                row
-                for link in (links(connection, tip) if tip is not None else [])
-                for row in self._column(connection, _OF_LINK, *link)
-            ]
+            rows = self._rows_in(connection, where.session_id)
             yield from connection.execute(_BODIES_OF, (self._namespace, many(rows)))
-            return
-        after, full = 0, True
+        else:
+            yield from self._bodies(connection, 0)
+
+    def _bodies(self, connection: Connection, after: int) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the rows above one, bodies and branches of all messages."""
+        full = True
         while full:
             asked = (self._namespace, after, _BODIES_AT_ONCE)
             page = connection.execute(_PAGE_OF_BODIES, asked).fetchall()
@@ -257,35 +292,6 @@ class MessageFilter(StepReading):
     def _messages_showing(self, connection: Connection, ids: Iterable[str]) -> list[int]:
         """Return the rows of messages that show some steps."""
         return self._shown_steps.messages(connection, self._namespace, self._restarts, ids)
-
-
-class ShownSteps:
-    """Which messages show which steps: read on from the last message seen, until some go."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._life: tuple[int, ...] = ()
-        self._through = 0
-        self._rows: defaultdict[str, list[int]] = defaultdict(list)
-
-    def messages(
-        self, connection: Connection, namespace: int, restarts: int, ids: Iterable[str]
-    ) -> list[int]:
-        """Return the rows of the messages that show some steps, as this transaction sees them."""
-        life = (*connection.execute(_LIFE, (namespace,)).fetchone(), restarts)
-        with self._lock:
-            if life != self._life:
-                self._life, self._through = life, 0
-                self._rows.clear()
-            page, full = (namespace, _SHOWING, _BODIES_AT_ONCE), True
-            while full:
-                found = connection.execute(_SHOWING_BODIES, (self._through, *page)).fetchall()
-                for row, body in found:
-                    for step_id in _shown_ids(body):
-                        self._rows[step_id].append(row)
-                    self._through = row
-                full = len(found) == _BODIES_AT_ONCE
-            return [row for step_id in ids for row in self._rows.get(step_id, ())]
 
 
 def owners_of(
@@ -368,18 +374,9 @@ def _matches(
     )
 
 
-def _fields(body: Any) -> dict[str, Any]:
-    """Return what a body says; of a damaged one nothing: who reads the message is told."""
-    try:
-        found: Any = orjson.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
 def keys_of(body: Any) -> dict[str, Any]:
     """Return what filters compare of a message."""
-    fields = _fields(body)
+    fields = fields_of(body)
     metadata: Any = fields.get("metadata")
     known = as_object(metadata)
     return {
@@ -390,9 +387,3 @@ def keys_of(body: Any) -> dict[str, Any]:
         "source": source_of(known),
         "metadata": known,
     }
-
-
-def _shown_ids(body: Any) -> list[str]:
-    fields = _fields(body)
-    several = as_list(as_object(fields.get("metadata")).get(SHOWN))
-    return [str(one) for one in (fields.get("agent_step_id"), *several) if one]

@@ -154,6 +154,15 @@ class MessageUnits(MessageFilter):
                 units |= {place.row: found.get(place.sequence, NOTHING) for place in cluster}
         return units
 
+    def _whole_messages(self, connection: Connection, rows: Sequence[int]) -> set[int]:
+        """Return those of some rows of `message` whose turn, and the one before, is whole."""
+        whole: set[int] = set()
+        for place in self._places(connection, rows):
+            with suppress(DamagedFileError):
+                self._from_its_turn(connection, [place])
+                whole.add(place.row)
+        return whole
+
     def _places(self, connection: Connection, rows: Sequence[int]) -> list[Place]:
         """Return where messages stand; one whose place is damaged stands nowhere."""
         asked = (self._namespace, many(rows))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.store_values import BranchPosition, SessionState, SessionSummary
@@ -25,11 +26,39 @@ from hybridagi_steps.stores.sql.lineage import (
     tip_of,
 )
 from hybridagi_steps.stores.sql.session_commits import SessionCommits
-from hybridagi_steps.stores.sql.tables import DERIVED, Connection, is_storable, many
+from hybridagi_steps.stores.sql.tables import (
+    DERIVED,
+    OF_USER,
+    Connection,
+    is_storable,
+    many,
+)
 
 _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, user_id,
         checksum FROM session
     WHERE namespace = ? {} ORDER BY written DESC LIMIT ? OFFSET ?"""
+_RECORDED = """WITH found AS MATERIALIZED (
+        SELECT v.session_id, v.run_id, v.row, v.user_id, v.created_at FROM step_view v
+        WHERE v.namespace = ? AND v.session_id IS NOT NULL AND v.branch_id IS NULL
+        AND v.session_id {} AND NOT EXISTS (
+            SELECT 1 FROM session s WHERE s.namespace = v.namespace AND s.id = v.session_id))
+    SELECT v.session_id, count(DISTINCT v.run_id), min(v.row), min(v.created_at),
+        max(v.created_at), CASE WHEN count(v.user_id) = count(*) AND min(v.user_id) = max(v.user_id)
+        THEN min(v.user_id) END
+    FROM found v GROUP BY v.session_id HAVING {} ORDER BY max(v.row) DESC LIMIT ? OFFSET ?"""
+_RECORDED_SINCE = """WITH found AS MATERIALIZED (
+        SELECT CASE WHEN k.branch_id IS NULL THEN k.session_id END AS session_id FROM step_view k
+        WHERE k.namespace = ? AND k.row >= ?{})
+    SELECT DISTINCT session_id FROM found WHERE session_id IS NOT NULL"""
+"""CASE: of a condition PostgreSQL may conclude to ask the index by session, which has all rows."""
+_SOME = "IN (SELECT value FROM json_each(?))"
+_BY_NAME = ">= ''"
+"""What every name is, and what makes SQLite ask the index of steps without messages."""
+_FEW_RECORDED = f"""SELECT count(*) < ? FROM (SELECT 1 FROM step_view
+    WHERE namespace = ? AND session_id IS NOT NULL AND branch_id IS NULL AND session_id {_BY_NAME}
+    LIMIT ?) some_steps"""  # noqa: S608 - no value in it
+_FEW = 1_000
+"""Steps without messages of which all sessions are found at once."""
 _LAST_SAID = """SELECT m.said, m.body, m.id, s.id, m.sequence
     FROM (SELECT id, branch_id FROM session WHERE namespace = ? ORDER BY written DESC LIMIT ?) s
     JOIN message m ON m.branch_id = s.branch_id AND m.sequence = (
@@ -124,10 +153,47 @@ class SessionTables(SessionCommits):
         if user_id is not None and not whose:
             return []
         if recorded:
-            return self._recorded(page)
+            return self._recorded(whose, in_range(limit), in_range(offset))
         with self._db.reading() as connection:
             found = list(connection.execute(query, page))
             return [self._session(connection, *row) for row in found]
+
+    def _recorded(self, whose: list[str], limit: int, offset: int) -> list[SessionSummary]:
+        """Return sessions without messages, all or a user's."""
+        self._catch_up()
+        with self._db.reading() as connection:
+            found = self._page_of_recorded(connection, whose, limit, offset)
+            firsts = self._read(connection, [row for _, _, row, *_ in found])
+        return [
+            SessionSummary(
+                *(session_id, 0, 0, str(title_of(vars(firsts[row])))),
+                *(begun, written),
+                user_id=user,
+                runs=runs,
+            )
+            for session_id, runs, row, begun, written, user in found
+        ]
+
+    def _page_of_recorded(
+        self, connection: Connection, whose: list[str], limit: int, offset: int
+    ) -> list[Any]:
+        """Return what is known of a page of them, from the newest steps alone if they hold it."""
+        key, page, of_user = self._namespace, (*whose, limit, offset), OF_USER if whose else "TRUE"
+        since = _RECORDED_SINCE.format(" AND k.user_id = ?" if whose else "")
+        query = _RECORDED.format(_SOME, of_user)
+        if not connection.execute(_FEW_RECORDED, (_FEW, key, _FEW)).fetchone()[0]:
+            for row in self._earlier_rows(connection, limit + offset):
+                names = self._column(connection, since, key, row, *whose)
+                if len(names) < limit + offset:
+                    continue  # and spare what there may be of steps in these
+                found = connection.execute(query, (key, many(names), *page)).fetchall()
+                if len(found) == limit:
+                    return found
+        if whose:
+            names = many(self._column(connection, since, key, 0, *whose))
+            return connection.execute(query, (key, names, *page)).fetchall()
+        query = _RECORDED.format(_BY_NAME, of_user)
+        return connection.execute(query, (key, *page)).fetchall()
 
     def unanswered(self, limit: int) -> list[Step]:
         """Return the last messages of the sessions written last that are no model's answer."""

@@ -12,16 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import InvalidStepError, UnknownRunError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary, SessionSummary
+from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.sql.lineage import steps_of
-from hybridagi_steps.stores.sql.tables import DERIVED, Connection, Tables, is_storable, many
+from hybridagi_steps.stores.sql.tables import (
+    DERIVED,
+    OF_USER,
+    Connection,
+    Tables,
+    is_storable,
+    many,
+)
 from hybridagi_steps.stores.sql.where import (
     HIDDEN_ROWS,
     REVOKED_ROWS,
@@ -52,27 +58,23 @@ _LAST_STATUS = """SELECT status FROM step_view WHERE namespace = ? AND run_id = 
 _RUN_STATUS = {"error": "failed", "cancelled": "cancelled"}
 """By the status of its last step."""
 _RUN = "SELECT run_id, score, feedback, checksum FROM run WHERE namespace = ? AND run_id = ?"
-_RUNS_IF = """SELECT v.run_id FROM step_view v
-    WHERE v.namespace = ? AND v.run_id IS NOT NULL{}
-    GROUP BY v.run_id HAVING {} ORDER BY min(v.row) DESC LIMIT ? OFFSET ?"""
-_SOME_STEP = """ AND v.run_id IN (
-    SELECT k.run_id FROM step_view k WHERE {} AND k.run_id IS NOT NULL)"""
-_OF_USER = "min(CASE WHEN v.user_id = ? THEN 1 ELSE 0 END) = 1"
+_RUNS_OF = """WITH found AS MATERIALIZED (SELECT k.run_id FROM step_view k
+        WHERE {} AND k.run_id IS NOT NULL)
+    SELECT DISTINCT run_id FROM found"""
+_RUNS_IF = """WITH found AS MATERIALIZED (
+        SELECT v.run_id, v.row, v.user_id, v.scope FROM step_view v
+        WHERE v.namespace = ? AND v.run_id {})
+    SELECT v.run_id FROM found v GROUP BY v.run_id HAVING {}
+    ORDER BY min(v.row) DESC LIMIT ? OFFSET ?"""
+"""MATERIALIZED, since SQLite asks the view by no index where it groups what it reads."""
+_SOME = "IN (SELECT value FROM json_each(?))"
 _OWN_HISTORY = "count(v.scope) < count(*)"
 _IN_SCOPE = "max(CASE WHEN v.scope = ? THEN 1 ELSE 0 END) = 1"
-_RECORDED = """SELECT v.session_id, count(DISTINCT v.run_id), min(v.row), min(v.created_at),
-        max(v.created_at), CASE WHEN count(v.user_id) = count(*) AND min(v.user_id) = max(v.user_id)
-        THEN min(v.user_id) END
-    FROM step_view v
-    WHERE v.namespace = ? AND v.session_id IS NOT NULL AND v.branch_id IS NULL AND NOT EXISTS (
-        SELECT 1 FROM session s WHERE s.namespace = v.namespace AND s.id = v.session_id)
-    GROUP BY v.session_id HAVING {} ORDER BY max(v.row) DESC LIMIT ? OFFSET ?"""
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
 _SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback, checksum)
     VALUES (?, ?, ?, ?, ?) ON CONFLICT (namespace, run_id) DO UPDATE
     SET score = excluded.score, feedback = excluded.feedback, checksum = excluded.checksum"""
 _PAGE = 500
-_PAGE_OF_ALL = 3  # namespace, limit, offset
 
 _SCORED_ROWS = """SELECT k.row, k.score FROM step_view k
     WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.score IS NOT NULL ORDER BY k.row"""
@@ -207,51 +209,59 @@ class StepReading(Tables):
         self, *, limit: int, offset: int = 0, where: StepFilter | None = None
     ) -> list[RunSummary]:
         """Return runs, the one begun last first."""
+        asked = where or StepFilter(scope=EVERY_SCOPE)
+        if not all(is_storable(name) for name in (asked.user_id, asked.scope) if name):
+            return []
         self._catch_up()
         with self._db.reading() as connection:
-            if where is None:
-                page = {"namespace": self._namespace, "limit": limit, "offset": offset}
-                found = connection.execute(self._runs, page)
-            elif all(is_storable(name) for name in (where.user_id, where.scope) if name):
-                query, values = self._runs_if(connection, where)
-                found = connection.execute(query, (self._namespace, *values, limit, offset))
-            else:
-                return []
-            return [self._summary(connection, run_id) for (run_id,) in list(found)]
+            found = self._page_of_runs(connection, asked, limit, offset)
+            return [self._summary(connection, run_id) for run_id in found]
 
-    def _runs_if(self, connection: Connection, where: StepFilter) -> Condition:
-        """Return the query of a page of runs, and what it asks for besides the page."""
-        some, values, conditions = "", list[Any](), list[str]()
-        if where.conditions - {"user_id", "scope"}:
-            anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
-            sql, values = self._condition(connection, anyhow)
-            some = _SOME_STEP.format(sql)
+    def _page_of_runs(
+        self, connection: Connection, where: StepFilter, limit: int, offset: int
+    ) -> list[str]:
+        """Return the ids of a page of runs, from the newest steps alone if they hold it.
+
+        A run that began before these cannot come before one that began among them.
+        """
+        whose, values = self._whose_runs(where)
+        anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
+        some, asked = self._condition(connection, anyhow)
+        newest = _RUNS_OF.format("k.namespace = ? AND k.row >= ?")
+        # The + keeps SQLite from walking all earlier rows where an index has those of a run.
+        older = _RUNS_OF.format(f"k.namespace = ? AND +k.row < ? AND k.run_id {_SOME}")
+        of_these = _RUNS_OF.format(f"{some} AND k.run_id {_SOME}")
+        query, page = _RUNS_IF.format(_SOME, whose), (*values, limit, offset)
+        key, filters = self._namespace, where.conditions - {"scope"}
+        by_index = {"run_id", "session_id"} & filters
+        for row in () if by_index else self._earlier_rows(connection, limit + offset):
+            runs = {*self._column(connection, newest, key, row)}
+            runs.difference_update(self._column(connection, older, key, row, many(runs)))
+            if filters:
+                runs = self._column(connection, of_these, *asked, many(runs))
+            found = self._column(connection, query, key, many(runs), *page)
+            if len(found) == limit:
+                return found
+        if filters:
+            runs = self._column(connection, _RUNS_OF.format(some), *asked)
+            return self._column(connection, query, key, many(runs), *page)
+        if where.scope != EVERY_SCOPE:
+            return self._column(connection, _RUNS_IF.format("IS NOT NULL", whose), key, *page)
+        every = {"namespace": key, "limit": limit, "offset": offset}
+        return [run_id for (run_id,) in connection.execute(self._runs, every)]
+
+    def _whose_runs(self, where: StepFilter) -> Condition:
+        """Return what the steps of a run must be together, by user and scope."""
+        conditions, values = ["TRUE"], list[Any]()
         if where.scope is None:
             conditions.append(_OWN_HISTORY)
         elif where.scope != EVERY_SCOPE:
             conditions.append(_IN_SCOPE)
-            values = [*values, where.scope]
+            values.append(where.scope)
         if where.user_id is not None:
-            conditions.append(_OF_USER)
-            values = [*values, where.user_id]
-        return _RUNS_IF.format(some, " AND ".join(conditions) or "TRUE"), values
-
-    def _recorded(self, page: tuple[Any, ...]) -> list[SessionSummary]:
-        """Return sessions without messages; a page is namespace, any user, limit, offset."""
-        self._catch_up()
-        query = _RECORDED.format(_OF_USER if len(page) > _PAGE_OF_ALL else "TRUE")
-        with self._db.reading() as connection:
-            found = connection.execute(query, page).fetchall()
-            firsts = self._read(connection, [row for _, _, row, *_ in found])
-        return [
-            SessionSummary(
-                *(session_id, 0, 0, str(title_of(vars(firsts[row])))),
-                *(begun, written),
-                user_id=user,
-                runs=runs,
-            )
-            for session_id, runs, row, begun, written, user in found
-        ]
+            conditions.append(OF_USER)
+            values.append(where.user_id)
+        return " AND ".join(conditions), values
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
@@ -323,8 +333,9 @@ class StepReading(Tables):
                 vector = checked_vector(row, *embedding)
                 if vector is not None and row in steps:
                     given = embedding[1]
-                    length = 1.0 if given else np.linalg.norm(vector)  # as an embedder gives it
-                    steps[row].vector = (vector / length).tolist()
+                    single = vector.astype(np.float32)
+                    length = 1.0 if given else np.linalg.norm(single)  # as an embedder gives it
+                    steps[row].vector = (single / length).tolist()
         unscored = {s.run_id for s in steps.values() if s.score is None and s.run_id is not None}
         if unscored:
             scores = self._run_scores(connection, unscored)

@@ -29,6 +29,14 @@ ANYWHERE, DERIVED = "", "\x00derived"
 """What a writer alone may change while others write beside it, if it is no session: rows that are
 only its own; what is made of steps and kept beside them. No session has such a name."""
 
+OF_USER = "min(CASE WHEN v.user_id = ? THEN 1 ELSE 0 END) = 1"
+"""Of steps `v` that are grouped: all are this user's."""
+_ROWS = "(SELECT row FROM step_view WHERE namespace = ? ORDER BY row {} LIMIT 1)"
+_FIRST_AND_LAST = f"SELECT {_ROWS.format('ASC')}, {_ROWS.format('DESC')}"
+FEWEST_ROWS, ROWS_OF_EACH, PART_OF_ROWS = 256, 16, 16
+"""How many of the newest rows are looked at for a page: so many of each run or session on it, and
+at most a part of all, so that what lies further back is hardly dearer to find."""
+
 Values = Sequence[Any] | Mapping[str, Any]
 """The values of one statement, for `?` or for `:name`."""
 
@@ -184,6 +192,17 @@ class Tables(ABC):
                 f"{self._db.name}: the step in row {wrong}", "listed and not there, or twice"
             )
         return [steps[row] for row in rows]
+
+    def _earlier_rows(self, connection: Connection, wanted: int) -> Iterator[int]:
+        """Yield rows, ever earlier, after which so many runs or sessions may be found.
+
+        It ends where reading all steps is not much dearer.
+        """
+        first, last = connection.execute(_FIRST_AND_LAST, (self._namespace,) * 2).fetchone()
+        rows = max(FEWEST_ROWS, ROWS_OF_EACH * wanted)
+        while rows * PART_OF_ROWS <= (last or 0) - (first or 0):
+            yield last - rows
+            rows *= 4
 
     def _column(self, connection: Connection, sql: str, *values: Any) -> list[Any]:
         return [value for (value,) in connection.execute(sql, values)]

@@ -33,7 +33,7 @@ _ENDS_OF_SESSIONS = """SELECT s.id, s.branch_id, 1 + coalesce(
         (SELECT max(sequence) FROM message WHERE branch_id = b.id), b.fork_sequence)
     FROM session s JOIN branch b ON b.id = s.branch_id
     WHERE s.namespace = ? AND s.id IN (SELECT value FROM json_each(?))"""
-_NOWHERE = (None, None)
+NOWHERE = (None, None)
 _PINS = """SELECT id, branch_id, sequence FROM agent_step
     WHERE branch_id IS NOT NULL AND row IN (SELECT value FROM json_each(?))"""
 INSERT_GIVEN = """INSERT INTO embedding
@@ -132,7 +132,7 @@ class StepWriting(PromptTables):
 
         Of a name that no database can hold it is nowhere, too: its step is refused when encoded.
         """
-        ends: dict[str | None, tuple[Any, Any]] = dict.fromkeys(session_ids, _NOWHERE)
+        ends: dict[str | None, tuple[Any, Any]] = dict.fromkeys(session_ids, NOWHERE)
         if names := sorted(name for name in ends if name is not None and is_storable(name)):
             found = connection.execute(_ENDS_OF_SESSIONS, (self._namespace, many(names)))
             ends.update((name, (branch_id, sequence)) for name, branch_id, sequence in found)

@@ -17,6 +17,7 @@ from hybridagi_steps.records.store_values import (
     MessagePlace,
     PendingText,
 )
+from hybridagi_steps.stores.sql.where import scalar_kind
 from hybridagi_steps.testing.conformance.samples import (
     START,
     SessionStepStore,
@@ -169,6 +170,20 @@ class MessageIndexContract:
         assert store.message_places([first], "fork")[first] == MessagePlace("fork", 1)
         keys = store.message_keys(["run_id"], after=first, limit=9)
         assert (keys[0].tolist(), keys[1]) == ([second, third], {"run_id": ["r2", None]})
+
+    def test_metadata_of_messages_is_told_by_key(self, store: SessionStepStore) -> None:
+        values = ["a", 1, 2.5, True, None, [1], {"b": 1}, "ä"]
+        store.commit("s", [message("x", metadata={'k"': each}) for each in values])
+        store.commit("t", [message("y"), message("z", metadata={'k"x': "a"})])
+        if not isinstance(store, MessageIndex):
+            return
+        rows = store.message_rows(StepFilter()).tolist()
+        found = store.message_metadata('k"', after=0, through=rows[-1])
+        plain = [n for n in range(len(values)) if not isinstance(values[n], list | dict)]
+        assert found == [(rows[n], scalar_kind(values[n])) for n in plain]
+        assert store.message_metadata('k"', after=rows[0], through=rows[2]) == found[1:3]
+        for row, (_, value) in found[:3]:
+            assert store.message_rows(StepFilter(metadata={'k"': value})).tolist() == [row]
 
 
 class SessionFollowerContract:

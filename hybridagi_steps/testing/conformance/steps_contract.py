@@ -91,11 +91,12 @@ class StepsContract:
         store.clear()
         assert store.append([step(id="d")])[0] > later
 
-    def test_a_taken_id_stops_the_whole_batch(self, store: StepStore) -> None:
+    @pytest.mark.parametrize("others", [1, 50])
+    def test_a_taken_id_stops_the_whole_batch(self, store: StepStore, others: int) -> None:
         taken = step()
         store.append([taken])
         with pytest.raises(DuplicateStepError) as caught:
-            store.append([step(id="new"), taken])
+            store.append([*(step(id=f"new {n}") for n in range(others)), taken])
         assert caught.value.step_id == str(taken.id)
         with pytest.raises(DuplicateStepError, match="stored already"):
             store.append([taken])
