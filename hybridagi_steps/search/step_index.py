@@ -239,7 +239,7 @@ class StepIndex:
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position
     ) -> bool:
-        """Hold what the store has not saved; the position stays, so it is not taken as saved.
+        """Hold what the store has not saved; the position goes back to when that was so.
 
         Args:
             texts: By row; what is held already is not taken in again.
@@ -256,8 +256,12 @@ class StepIndex:
         self._apply(Changes(self.position, new_texts, new, []))
         self._taken.update((text.row, text) for text in new_texts)
         self._taken_vectors.update((vector.row, vector) for vector in new)
-        removed = min(self.position.tombstone, since.tombstone)
-        self.position = self.position._replace(tombstone=removed)
+        # What others saved meanwhile of these rows is newer: it is read, and taken in, once more.
+        self.position = self.position._replace(
+            text=min(self.position.text, since.text),
+            vector=min(self.position.vector, since.vector),
+            tombstone=min(self.position.tombstone, since.tombstone),
+        )
         return True
 
     def _apply(self, changes: Changes) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hybridagi_steps.memory import StepMemory
@@ -158,3 +159,19 @@ def test_a_large_store_is_taken_in_piece_by_piece(
     assert max(taken) == 100
     assert sum(taken) == STEPS
     assert len(held) <= 2, "vectors moved each time they had grown by half"
+
+
+def test_words_that_others_saved_meanwhile_stand_for_those_held(tmp_path: Path) -> None:
+    """Held words are of when they were pending; what others made of the step since is newer."""
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        memory.add([step(0), step(1)])
+        store = memory.searcher._store  # pyright: ignore[reportPrivateUsage]
+        since = store.frontier().position
+        memory.search("refund")
+        index = memory.searcher._index  # pyright: ignore[reportPrivateUsage]
+        (text,) = (t for t in store.changes(since).texts if t.row == 2)
+        stale = text._replace(tokens=f"zebra\t{text.tokens.rpartition(chr(9))[2]}")
+        assert index.take_in({2: stale}, {}, since)
+        index.follow(*index._model)  # pyright: ignore[reportPrivateUsage]
+        assert index.own.lexical.match(["zebra"]).of(np.array([2])).tolist() == [0.0]
+        assert len(index.own.lexical) == 2
