@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.embedders.hashing import HashingEmbedder
     from hybridagi_steps.embedders.resolution import embedder_for, resolve_embedder
     from hybridagi_steps.embedders.sentence_transformer import SentenceTransformerEmbedder
-    from hybridagi_steps.embedders.validation import CheckedVectors, checked_vectors
+    from hybridagi_steps.embedders.vectors import CheckedVectors, checked_vectors
     from hybridagi_steps.embedders.wordllama import WordLlamaEmbedder
 
 __all__ = [
@@ -38,12 +38,12 @@ __all__ = [
 
 _HOMES = {
     "CachingEmbedder": "caching",
-    "CheckedVectors": "validation",
+    "CheckedVectors": "vectors",
     "DspyEmbedder": "dspy_embedder",
     "HashingEmbedder": "hashing",
     "SentenceTransformerEmbedder": "sentence_transformer",
     "WordLlamaEmbedder": "wordllama",
-    "checked_vectors": "validation",
+    "checked_vectors": "vectors",
     "embedder_for": "resolution",
     "resolve_embedder": "resolution",
 }

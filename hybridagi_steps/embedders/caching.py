@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.embedders.validation import checked_vectors
+from hybridagi_steps.embedders.vectors import checked_vectors
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.protocols import Embedder
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.embedders.validation import checked_vectors
+from hybridagi_steps.embedders.vectors import checked_vectors
 from hybridagi_steps.errors import EmbedderError, MissingExtraError
 from hybridagi_steps.records.store_values import FloatMatrix
 

@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
-from hybridagi_steps.embedders.validation import embed_documents, shortened
+from hybridagi_steps.embedders.vectors import embed_documents, shortened
 from hybridagi_steps.errors import (
     DiskFullError,
     ReadOnlyStorageError,

@@ -28,7 +28,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.embedders.validation import Stored, pieces, unpacked
+from hybridagi_steps.embedders.vectors import Stored, pieces, unpacked
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector
 from hybridagi_steps.search.vector_rows import Positions

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 
 from hybridagi_steps.embedders import checked_vectors
-from hybridagi_steps.embedders.validation import embed_documents
+from hybridagi_steps.embedders.vectors import embed_documents
 from hybridagi_steps.errors import (
     EmbedderError,
     InvalidQueryError,

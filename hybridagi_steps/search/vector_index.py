@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps._concurrency import ForkSafeLock, rest_first_at_fork
-from hybridagi_steps.embedders.validation import (
+from hybridagi_steps.embedders.vectors import (
     Stored,
     exact_similarities,
     pieces,

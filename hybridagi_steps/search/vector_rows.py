@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.embedders.validation import Stored, pieces, unpacked
+from hybridagi_steps.embedders.vectors import Stored, pieces, unpacked
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, FloatMatrix, Rows
 from hybridagi_steps.search.index_cache import PagedArray, untouched

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from hybridagi_steps.embedders.validation import unpacked
+from hybridagi_steps.embedders.vectors import unpacked
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import StepFilter

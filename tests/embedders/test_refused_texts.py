@@ -9,7 +9,7 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.embedders import CachingEmbedder, DspyEmbedder, HashingEmbedder
-from hybridagi_steps.embedders.validation import embed_documents
+from hybridagi_steps.embedders.vectors import embed_documents
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.protocols import Embedder
 from hybridagi_steps.records.store_values import FloatMatrix

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
-from hybridagi_steps.embedders.validation import shortened
+from hybridagi_steps.embedders.vectors import shortened
 from hybridagi_steps.errors import StorageError
 
 CANARY = "qzx9917"

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hybridagi_steps.embedders.validation import shortened, unpacked
+from hybridagi_steps.embedders.vectors import shortened, unpacked
 from hybridagi_steps.records.store_values import FloatMatrix
 from hybridagi_steps.search import index_cache
 from hybridagi_steps.search.index_cache import (

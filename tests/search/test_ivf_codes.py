@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridagi_steps.embedders.validation import shortened
+from hybridagi_steps.embedders.vectors import shortened
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.store_values import FloatMatrix, Rows
 from hybridagi_steps.search import quantized_codes as scan_codes

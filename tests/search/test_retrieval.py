@@ -13,7 +13,7 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
-from hybridagi_steps.embedders.validation import shortened, unpacked
+from hybridagi_steps.embedders.vectors import shortened, unpacked
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
 

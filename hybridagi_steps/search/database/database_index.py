@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridagi_steps.embedders.validation import unit_rows
+from hybridagi_steps.embedders.vectors import unit_rows
 from hybridagi_steps.errors import StorageBusyError, StorageError
 from hybridagi_steps.outside_files import erase_cache
 from hybridagi_steps.protocols import StepStore
