@@ -1,4 +1,4 @@
-"""The one place where what an embedder returned is looked at before it is believed.
+"""Vectors: what an embedder returned, looked at before it is believed, and as it is compared.
 
 User embedders return lists, float64, tensors, too few rows, NaN. What is no matrix of the right
 shape is an error; rows without direction are only marked, since the other rows are still good.
@@ -32,7 +32,7 @@ from hybridagi_steps.records.store_values import FloatMatrix, FloatVector
 
 MOST_REFUSED_AT_FIRST = 3
 """Texts refused with none of the batch embedded; one more, and it is the embedder."""
-_OF_THE_EMBEDDER = frozenset({401, 408, 429})
+_OUTAGES = frozenset({401, 408, 429})
 """HTTP statuses that say nothing of a text; those from 500 say nothing of one either."""
 
 Stored = npt.NDArray[np.int16] | FloatMatrix
@@ -219,7 +219,7 @@ class _Halving:
 
     def run(self, error: _RefusedError) -> Embedded:
         if len(self._texts) > 1:
-            self._embed_another(error)
+            self._probe(error)
         self._split(0, len(self._texts), error)
         return Embedded(self._vectors, self._usable, self._refused)
 
@@ -237,7 +237,7 @@ class _Halving:
 
     def _retry(self, place: int, error: _RefusedError) -> None:
         """Embed a text that was refused alone, or give it up."""
-        self._embed_another(error)
+        self._probe(error)
         try:
             self._embed(place, place + 1)
         except _RefusedError as again:
@@ -250,7 +250,7 @@ class _Halving:
         self._vectors[start:stop], self._usable[start:stop] = made
         self._done += stop - start
 
-    def _embed_another(self, error: _RefusedError) -> None:
+    def _probe(self, error: _RefusedError) -> None:
         """Embed a text that nobody refuses; if that fails, it is the embedder."""
         try:
             _embedded(self._embedder, [f"Is somebody there? {uuid4().hex}"])
@@ -263,9 +263,9 @@ def _embedded(embedder: Embedder, texts: Sequence[str]) -> CheckedVectors:
         found = embedder.embed_documents(texts)
     except Exception as error:
         # Without a cause it is this library that speaks, of a shape or a setting.
-        if isinstance(error, StepsError) and not _of_provider(error):
+        if isinstance(error, StepsError) and not _is_from_provider(error):
             raise
-        kind = EmbedderError if _of_embedder(error) else _RefusedError
+        kind = EmbedderError if _is_outage(error) else _RefusedError
         raise kind(
             f"embedder {embedder.model_id} failed on {len(texts)} texts: {error}. The steps are "
             'stored; search again once it works, or search with mode="lexical".'
@@ -273,15 +273,15 @@ def _embedded(embedder: Embedder, texts: Sequence[str]) -> CheckedVectors:
     return checked_vectors(found, len(texts), embedder.dimension)
 
 
-def _of_provider(error: StepsError) -> bool:
+def _is_from_provider(error: StepsError) -> bool:
     return isinstance(error, EmbedderError) and error.__cause__ is not None
 
 
-def _of_embedder(error: BaseException) -> bool:
+def _is_outage(error: BaseException) -> bool:
     """Whether an error says by its kind that it is not for the text: no network, no right."""
     status: Any = getattr(error, "status_code", None)
-    if isinstance(error, OSError) or status in _OF_THE_EMBEDDER:
+    if isinstance(error, OSError) or status in _OUTAGES:
         return True
     if isinstance(status, int) and status >= 500:
         return True
-    return error.__cause__ is not None and _of_embedder(error.__cause__)
+    return error.__cause__ is not None and _is_outage(error.__cause__)

@@ -1,8 +1,8 @@
 """Columns of step keys: what a filter compares, one number per row.
 
 A text is numbered, four bytes per row, as is a value of a metadata key, which has a column of its
-own (`metadata_key`); a time is microseconds, a score stays a score. What was read is kept in a file
-beside the index.
+own (`metadata_key`); a time is microseconds, a score stays a score. It knows neither rows nor the
+store.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from hybridagi_steps.outside_files import columns_path
-from hybridagi_steps.protocols import IndexedStore
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import UNREVOKED, Position, Rows
-from hybridagi_steps.search.index_cache import CacheFile, load_cache, save_cache
+from hybridagi_steps.records.store_values import UNREVOKED
 from hybridagi_steps.stores.sql.where import scalar_kind
 
 ANSWERS_KEPT = 128
@@ -45,8 +41,6 @@ Values = npt.NDArray[Any]
 Value = str | tuple[str, Any] | None
 """What is numbered: a text, or a value of metadata with its kind."""
 
-FILTER_FORMAT = 4
-"""Layout of the file of columns; another one is not read."""
 _METADATA = "metadata:"
 _UTC = "+00:00"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -272,57 +266,3 @@ def equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[Value]]]:
         yield metadata_key(key), [scalar_kind(value)]
     if where.scope not in (EVERY_SCOPE, UNREVOKED):
         yield "scope", [where.scope]
-
-
-class Columns(Protocol):
-    """What has columns to save."""
-
-    def to_arrays(self) -> Mapping[str, Values | bytes]:
-        """Return them as arrays for a cache file."""
-        ...
-
-
-class SavedColumns(NamedTuple):
-    """The columns of a file."""
-
-    file: CacheFile
-    removed: Rows
-    """Rows that are gone since it was written, perhaps others too."""
-    rescored: bool
-    """Whether scores may be others since."""
-
-
-class FilterFile:
-    """The file of cached columns; many an index, in its own file, is not worth writing for one."""
-
-    def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
-        """Keep it beside `cache`, the file of the index; None: nothing is kept."""
-        self._store, self._identity = store, {"format": FILTER_FORMAT, "store": store_id}
-        self.path = cache and columns_path(cache)
-
-    def read(self) -> SavedColumns | None:
-        """Return what filters of an earlier process have read of this store's past."""
-        file = self._opened()
-        if file is None:
-            return None
-        since, now = Position(*file.header["position"]), self._store.frontier().position
-        if not since.may_be_past_of(now):
-            return None
-        found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
-        removed, rescored = np.array(found.removed, np.int64), since.branch != now.branch
-        same = found.position.epoch == since.epoch
-        return SavedColumns(file, removed, rescored) if same else None
-
-    def position(self) -> Position | None:
-        """Return where the store stood when it was written; None where there is none."""
-        file = self._opened()
-        return None if file is None else Position(*file.header["position"])
-
-    def save(self, filters: Columns, position: Position) -> None:
-        """Write the columns of filters, which have followed the store up to a position."""
-        if self.path is not None:
-            header = {**self._identity, "position": list(position)}
-            save_cache(self.path, header, filters.to_arrays())
-
-    def _opened(self) -> CacheFile | None:
-        return None if self.path is None else load_cache(self.path, self._identity)

@@ -84,7 +84,7 @@ class RankedRow:
     score: float
     dense: float | None
     lexical: float | None
-    written: dict[str, str]
+    query_words: dict[str, str]
     """Stems of the query, each with the word as the query has it."""
     held: npt.NDArray[np.int8]
     """Of each of them, whether the row holds it; see `ScoreParts.held`."""
@@ -103,7 +103,7 @@ class RankedRow:
         return self._words(ELSEWHERE)
 
     def _words(self, where: int) -> dict[str, str]:
-        known = zip(self.written.items(), self.held.tolist(), strict=True)
+        known = zip(self.query_words.items(), self.held.tolist(), strict=True)
         return dict(word for word, held in known if held == where)
 
     def why(self, own: Collection[str] = ()) -> str:
@@ -367,16 +367,16 @@ class _Answer:
 
     def _ranked(self, scored: _Scored, chosen: Places) -> list[RankedRow]:
         rows = self.values.choose(scored.rows, chosen)
-        written = written_words(self.query.text) if self.values.query.stems else {}
+        query_words = written_words(self.query.text) if self.values.query.stems else {}
         turns = (self.index.turns.places(rows) >= 0).tolist()
         parts = np.array([values[chosen] for values in scored.parts.values()]).round(4).T
         columns = (
             rows.tolist(),
             scored.score[chosen].tolist(),
             [None if isnan(near) else near for near in self.values.cosines(rows).tolist()],
-            self.values.lexical(rows).tolist() if written else [None] * len(rows),
-            [written] * len(rows),
-            self.values.held(rows, [*written]),
+            self.values.lexical(rows).tolist() if query_words else [None] * len(rows),
+            [query_words] * len(rows),
+            self.values.held(rows, [*query_words]),
             scored.exact[chosen].tolist(),
             scored.spread[chosen].tolist(),
             [

@@ -2,8 +2,8 @@
 
 A message has few of the keys that a step has: a run, a time, a source, the session whose line it
 stands in. Its user is that of the steps of its run or session (`owner`), which may be stored after
-it, so that is looked up in the columns of steps each time something changed. Not thread-safe by
-itself.
+it, so that is looked up in the columns of steps each time something changed. What was read is kept
+in a file beside the index. Not thread-safe by itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps.outside_files import columns_path
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -25,23 +27,30 @@ from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     REVOKED,
     Hidden,
+    Position,
     Rows,
 )
 from hybridagi_steps.search.filter_index import PAGE, FilterColumns
-from hybridagi_steps.search.index_cache import DamagedCacheError
+from hybridagi_steps.search.index_cache import (
+    CacheFile,
+    DamagedCacheError,
+    load_cache,
+    save_cache,
+)
 from hybridagi_steps.search.key_columns import (
     ABSENT,
     ANSWERS_KEPT,
     NOWHERE,
     SCORE,
     Positions,
-    SavedColumns,
     Value,
     Values,
     metadata_name,
     without,
 )
 
+FILTER_FORMAT = 4
+"""Layout of the file of columns; another one is not read."""
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
 NOBODY, SEVERAL = -1, -2
@@ -62,6 +71,52 @@ log = logging.getLogger("hybridagi_steps")
 
 def _nothing_saved() -> None:
     return None
+
+
+class SavedColumns(NamedTuple):
+    """The columns of a file."""
+
+    file: CacheFile
+    removed: Rows
+    """Rows that are gone since it was written, perhaps others too."""
+    rescored: bool
+    """Whether scores may be others since."""
+
+
+class FilterFile:
+    """The file of cached columns; many an index, in its own file, is not worth writing for one."""
+
+    def __init__(self, store: IndexedStore, store_id: str, cache: Path | None) -> None:
+        """Keep it beside `cache`, the file of the index; None: nothing is kept."""
+        self._store, self._identity = store, {"format": FILTER_FORMAT, "store": store_id}
+        self.path = cache and columns_path(cache)
+
+    def read(self) -> SavedColumns | None:
+        """Return what filters of an earlier process have read of this store's past."""
+        file = self._opened()
+        if file is None:
+            return None
+        since, now = Position(*file.header["position"]), self._store.frontier().position
+        if not since.may_be_past_of(now):
+            return None
+        found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
+        removed, rescored = np.array(found.removed, np.int64), since.branch != now.branch
+        same = found.position.epoch == since.epoch
+        return SavedColumns(file, removed, rescored) if same else None
+
+    def position(self) -> Position | None:
+        """Return where the store stood when it was written; None where there is none."""
+        file = self._opened()
+        return None if file is None else Position(*file.header["position"])
+
+    def save(self, filters: RowFilter, position: Position) -> None:
+        """Write the columns of filters, which have followed the store up to a position."""
+        if self.path is not None:
+            header = {**self._identity, "position": list(position)}
+            save_cache(self.path, header, filters.to_arrays())
+
+    def _opened(self) -> CacheFile | None:
+        return None if self.path is None else load_cache(self.path, self._identity)
 
 
 class RowFilter:

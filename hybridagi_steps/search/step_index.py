@@ -33,8 +33,7 @@ from hybridagi_steps.search.index_cache import (
     load_cache,
     save_cache,
 )
-from hybridagi_steps.search.key_columns import FilterFile
-from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 

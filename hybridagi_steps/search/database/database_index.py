@@ -46,9 +46,8 @@ from hybridagi_steps.search.database.searched_store import SearchedStore, Search
 from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
-from hybridagi_steps.search.key_columns import FilterFile
 from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
-from hybridagi_steps.search.row_filter import RowFilter
+from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
 from hybridagi_steps.search.step_columns import NO_ROW
 

@@ -35,7 +35,7 @@ class _Answering(Model):
         return ModelResponse(output=[said], usage=Usage(), response_id=None)
 
     def stream_response(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError("turns are measured whole, not streamed")
 
 
 class AgentsTalker:
