@@ -64,9 +64,9 @@ FETCH = 160
 need a second look, with 320 the first takes longer; both are slower at 10,000 and 100,000 rows."""
 FETCH_PER_RESULT, WIDER, NEAR_SHARE = 4, 2, 2
 """When those at hand do not settle it, `WIDER` times as many are fetched; they do if the best k
-stand among one in `NEAR_SHARE` of them. With 10, 3 and 4, recall@50 is .99993 of 100,000 steps and
-.98967 of a million, and 850 and 1,420 vectors are looked at; so it is .99973 and .98933, and 350
-and 560: each that no search of the process has looked at yet is read from the file."""
+stand among one in `NEAR_SHARE` of them. With 10, 3 and 4 more than twice as many vectors are looked
+at, each that no search of the process has looked at yet is read from the file, and a fraction of a
+thousandth more of the best 50 found; `benchmarks search` prints recall@50."""
 LARGEST_FETCH = 0.1
 """Share of the rows searched from which fetching candidates takes longer than scoring all."""
 COMPACT_SHARE = 0.1

@@ -26,6 +26,7 @@ import orjson
 from hybridagi_steps.embedders.resolution import resolve_embedder
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
+from hybridagi_steps.search.ranking import POOL
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.corpus import STEPS_PER_RUN, USERS, made_queries, made_steps
 from tests.benchmarks.peers import (
@@ -144,6 +145,8 @@ def measure_size(corpus: Corpus, size: int, rounds: int, peers: Sequence[Peer]) 
         asked = {name: _everything(searcher) for name, searcher in opened.items()}
         for name, row in _finding(asked, corpus.queries, rounds).items():
             found[name]["everything"] = row
+        share = _recall_of_a_pool(opened, corpus.queries)
+        found[OURS]["settings"] += f"; recall@{POOL}, as a memory's search ranks: {share:.5f}"
         asked = {name: _of_one_user(searcher) for name, searcher in opened.items()}
         asked[KNOWN] = _among_known(cast("MemoryIndex", opened[OURS]))
         found[KNOWN] = {"settings": "a filter's rows found before the clock: the index alone"}
@@ -196,6 +199,12 @@ def _finding(asked: dict[str, Ask], queries: FloatMatrix, rounds: int) -> dict[s
         }
         for name, ask in asked.items()
     }
+
+
+def _recall_of_a_pool(opened: dict[str, VectorSearcher], queries: FloatMatrix) -> float:
+    """Return which share of the nearest that a memory's search ranks our index names."""
+    found = [[set(opened[name].search(q, POOL)) for name in (NUMPY, OURS)] for q in queries]
+    return fmean(len(exact & ours) / len(exact) for exact, ours in found)
 
 
 def _per_query(samples: Sequence[Sample], count: int) -> list[Sample]:
