@@ -159,7 +159,7 @@ class RowFilter:
         """Return the rows that match, ascending; asked again, the same read-only array."""
         if where.exclude:
             found = self.rows(where.model_copy(update={"exclude": None}))
-            gone = [gone for each in where.excluded() for gone in self._excluded(each)]
+            gone = [rows for each in where.excluded() for rows in self._excluded(each)]
             return self._made(_all_but, found, *gone)
         steps = self._steps.rows(where) if where.finds("step") else _NONE
         asked = self._messages is not None and where.finds("message")
