@@ -38,7 +38,7 @@ from hybridagi_steps.search.posting_blocks import (
     Posting,
     PostingBlocks,
 )
-from hybridagi_steps.search.vector_rows import standing_among
+from hybridagi_steps.search.vector_rows import RowPositions, standing_among
 from hybridagi_steps.search.vocabulary import Spelled, Vocabulary, cut_words
 
 FEW = 256
@@ -133,8 +133,7 @@ class LexicalIndex:
         self._live = np.empty(0, np.bool_)
         self._size = 0
         self._documents, self._words = 0, 0
-        self._ascending = True
-        self._by_row: tuple[Rows, npt.NDArray[np.int64]] | None = None
+        self._places = RowPositions()
         self._grouping: tuple[Rows, npt.NDArray[Any], Grouping] | None = None
 
     def __len__(self) -> int:
@@ -165,9 +164,7 @@ class LexicalIndex:
     def _add(self, added: Sequence[int], words: Spelled, lengths: npt.NDArray[np.int64]) -> None:
         """Add documents without blocks; lengths of the others' words, own ones and further ones."""
         rows = np.array(added, np.int64)
-        newest = self._rows[max(self._size - 1, 0) : self._size]
-        self._ascending = self._ascending and _ascend(np.concatenate((newest, rows)))
-        if not self._ascending:
+        if not self._places.extended_by(self.rows(), rows):
             self.remove(rows)
         whole, window = lengths.sum(axis=1), lengths[:, :2].sum(axis=1)
         ids = self.vocabulary.number(words)
@@ -190,7 +187,8 @@ class LexicalIndex:
         self._reserve(len(rows))
         self._rows[self._size : end], self._lengths[self._size : end] = rows, lengths
         self._live[self._size : end] = True
-        self._size, self._by_row, self._grouping = end, None, None
+        self._size, self._grouping = end, None
+        self._places.follow(self.rows())
         self._documents, self._words = self._documents + len(rows), self._words + int(lengths.sum())
 
     def remove(self, rows: Rows) -> int:
@@ -322,8 +320,8 @@ class LexicalIndex:
         self._rows = self._rows[: self._size][live]
         self._lengths = self._lengths[: self._size][live]
         self._blocks.renumber(live, renumbered, self.forward, self._lengths, self.average_length)
-        self._size, self._by_row, self._grouping = len(self._rows), None, None
-        self._ascending = _ascend(self._rows)
+        self._size, self._grouping, self._places = len(self._rows), None, RowPositions()
+        self._places.follow(self._rows)
         self._live = np.ones(self._size, np.bool_)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -347,7 +345,8 @@ class LexicalIndex:
         index._rows, index._lengths = arrays["rows"], arrays["lengths"]
         index.forward = ForwardIndex.from_arrays(_part("forward_", arrays))
         index._blocks = PostingBlocks.from_arrays(_part("block_", arrays))
-        index._size, index._ascending = len(index._rows), _ascend(index._rows)
+        index._size = len(index._rows)
+        index._places.follow(index._rows)
         index._live = np.ones(index._size, np.bool_)
         index._documents, index._words = index._size, int(index._lengths.sum(dtype=np.float64))
         return index
@@ -358,20 +357,10 @@ class LexicalIndex:
 
     def positions_of(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Return the live position of each row, -1 where it is not held."""
-        if not self._size or not len(rows):
+        if not self._size:
             return np.full(len(rows), -1, np.int64)
-        if self._ascending:
-            known, order = self._rows[: self._size], None
-        else:
-            if self._by_row is None:
-                turn = np.argsort(self._rows[: self._size], kind="stable")
-                self._by_row = self._rows[turn], turn
-            known, order = self._by_row
-        # A replaced row stands twice; the last of equal rows is the newest.
-        found = np.maximum(np.searchsorted(known, rows, side="right") - 1, 0)
-        positions = found if order is None else order[found]
-        held = (known[found] == rows) & self._live[positions]
-        return np.where(held, positions, -1)
+        positions = self._places.find(self.rows(), rows)
+        return np.where((positions >= 0) & self._live[positions], positions, -1)
 
     def _reserve(self, more: int) -> None:
         need = self._size + more
@@ -393,10 +382,6 @@ def _newest_found(span: slice, counts: Counts) -> Found:
         for places, each in zip(held, counts.T, strict=True)
     ]
     return Found(span, postings, np.array([(K1 + 1) * bool(len(places)) for places in held]))
-
-
-def _ascend(rows: Rows) -> bool:
-    return bool((rows[1:] > rows[:-1]).all())
 
 
 def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:

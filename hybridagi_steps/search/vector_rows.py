@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 _FIRST_CAPACITY = 256
 _MOST_ROOM = 8
 """So many times as many rows as are held there is room for, whatever is expected."""
-_WIDEST_TABLE, _LISTED = 32, 128
+_WIDEST_TABLE, _LISTED, _SORTED_BEHIND = 32, 128, 4_096
 
 
 class VectorStore:
@@ -46,8 +46,7 @@ class VectorStore:
         self._hold(np.empty((0, dimension), np.int16))
         self._rows: Rows = np.empty(0, np.int64)
         self._alive: Mask = np.empty(0, np.bool_)
-        self._ascending = True
-        self._by_row: tuple[Positions, Rows] | None = None
+        self._places = RowPositions()
 
     @classmethod
     def restore(cls, rows: Rows, vectors: Stored | PagedArray, alive: Mask) -> VectorStore:
@@ -66,7 +65,7 @@ class VectorStore:
         store._rows, store._alive = rows, alive
         store.count = len(rows)
         store.dead = store.count - int(np.count_nonzero(alive))
-        store._ascending = bool((rows[1:] > rows[:-1]).all())
+        store._places.follow(rows)
         return store
 
     def __len__(self) -> int:
@@ -134,12 +133,8 @@ class VectorStore:
             rows, vectors = rows[chosen], vectors[chosen]
         if not len(rows):
             return
-        stays_ascending = bool((rows[1:] > rows[:-1]).all()) and (
-            self.count == 0 or bool(rows[0] > self._rows[self.count - 1])
-        )
-        if not (self._ascending and stays_ascending):
+        if not self._places.extended_by(self.rows, rows):
             self.remove(rows)
-            self._ascending = False
         end = self.count + len(rows)
         if vectors.dtype != np.int16:
             self._unpack(slice(0, self.count))
@@ -152,7 +147,8 @@ class VectorStore:
             self._short[added], self._packed[added] = vectors, True
         self._rows[self.count : end] = rows
         self._alive[self.count : end] = True
-        self.count, self._by_row = end, None
+        self.count = end
+        self._places.follow(self.rows)
 
     def remove(self, rows: Rows) -> int:
         """Mark rows as gone; return how many were held."""
@@ -164,28 +160,12 @@ class VectorStore:
             self._alive = self._alive.copy()
         self._alive[positions] = False
         self.dead += len(positions)
-        self._by_row = None
         return len(positions)
 
     def positions(self, rows: Rows) -> Positions:
         """Return the position of each row, -1 for rows not held. Shape (n,)."""
-        if not self.count:
-            return np.full(len(rows), -1, np.intp)
-        if self._ascending and self._rows[self.count - 1] - self._rows[0] == self.count - 1:
-            found = rows - self._rows[0]  # without a gap, numbers say positions
-            if not self.dead and found.view(np.uint64).max(initial=0) < self.count:
-                return found  # below the first would be beyond the last without a sign
-            found = np.maximum(found, 0)
-        elif self._ascending:
-            found = np.searchsorted(self.rows, rows)
-        else:
-            order, sorted_rows = self._order()
-            if not len(order):
-                return np.full(len(rows), -1, np.intp)
-            found = order[np.minimum(np.searchsorted(sorted_rows, rows), len(order) - 1)]
-        found = np.minimum(found, self.count - 1)
-        held = (self._rows[found] == rows) & self._alive[found]
-        return np.where(held, found, -1)
+        found = self._places.find(self.rows, rows)
+        return np.where(self._alive[found], found, -1) if self.dead else found
 
     def holding(self, rows: Rows) -> Mask:
         """Return which positions hold one of many rows, shape (count,)."""
@@ -197,20 +177,13 @@ class VectorStore:
         Returns:
             The old position of each new one, ascending; None if sorting changed their order.
         """
-        order, self._rows = self._order()
+        held = np.flatnonzero(self.alive)
+        order = held[np.argsort(self._rows[held], kind="stable")]
         self._hold(self.stored[order])
-        self.count, self.dead = len(order), 0
-        self._alive = np.ones(self.count, np.bool_)
-        self._ascending, self._by_row = True, None
+        self._rows, self._alive = self._rows[order], np.ones(len(order), np.bool_)
+        self.count, self.dead, self._places = len(order), 0, RowPositions()
+        self._places.follow(self._rows)
         return order if (order[1:] > order[:-1]).all() else None
-
-    def _order(self) -> tuple[Positions, Rows]:
-        """Positions that hold a row, by row number, and these numbers."""
-        if self._by_row is None:
-            held = np.flatnonzero(self.alive)
-            order = held[np.argsort(self._rows[held], kind="stable")]
-            self._by_row = order, self._rows[order]
-        return self._by_row
 
     def _reserve(self, count: int) -> None:
         """Make room for `count` positions; what was handed out as views stays as it was."""
@@ -263,6 +236,63 @@ class VectorStore:
         for part in pieces(len(places)):
             self._vectors[places[part]] = unpacked(self._short[places[part]])
         self._packed[places] = False
+
+
+_Ordered = tuple[Rows, Positions | None]  # ascending, and where each stands; None: as they are
+
+
+class RowPositions:
+    """Where rows stand in an array that is only appended to; of a row that stands twice, the last.
+
+    Those that ascend from the first on are searched as they are. What follows is sorted by itself:
+    sorting all again took a tenth of a search among a million, after each row that was replaced.
+    """
+
+    def __init__(self) -> None:
+        self._sorted = self._count = 0
+        self._all: _Ordered | None = None
+        self._behind: _Ordered | None = None
+
+    def extended_by(self, rows: Rows, more: Rows) -> bool:
+        """Whether all rows ascend, and go on so with more: then none of these is held."""
+        ascend = self._all is None and self._sorted == len(rows)
+        joined = np.concatenate((rows[-1:], more))
+        return ascend and bool((joined[1:] > joined[:-1]).all())
+
+    def follow(self, rows: Rows) -> None:
+        """Take in what was appended; `rows` are all."""
+        if self.extended_by(rows[: self._count], rows[self._count :]):
+            self._sorted = len(rows)
+        self._count, self._behind = len(rows), None
+
+    def find(self, rows: Rows, wanted: Rows) -> Positions:
+        """Return the position of each row that is wanted among all, -1 where it is not."""
+        if len(rows) - self._sorted > max(_SORTED_BEHIND, self._sorted // 8):
+            self._all, self._sorted = _by_row(rows, 0), len(rows)
+        found = _standing(self._all or (rows[: self._sorted], None), wanted)
+        if self._sorted < len(rows):
+            self._behind = self._behind or _by_row(rows, self._sorted)
+            behind = _standing(self._behind, wanted)
+            found = np.where(behind >= 0, behind, found)
+        return found
+
+
+def _by_row(rows: Rows, start: int) -> _Ordered:
+    turn = np.argsort(rows[start:], kind="stable") + start
+    return rows[turn], turn
+
+
+def _standing(ordered: _Ordered, wanted: Rows) -> Positions:
+    """Return the last position of each row, -1 where it is not."""
+    known, turn = ordered
+    if not len(known):
+        return np.full(len(wanted), -1, np.intp)
+    if turn is None and known[-1] - known[0] == len(known) - 1:  # without a gap
+        found = wanted - known[0]  # below the first would be beyond the last without a sign
+        within = found.view(np.uint64) < len(known)
+        return found if within.all() else np.where(within, found, -1)
+    found = np.searchsorted(known, wanted, side="right") - 1
+    return np.where(known[found] == wanted, found if turn is None else turn[found], -1)
 
 
 def standing_among(known: Rows, rows: Rows) -> Mask:
@@ -331,7 +361,7 @@ class Scopes:
         if len(rows) > narrow:
             allowed = store.holding(rows)
             return Scope(None, None, allowed, int(np.count_nonzero(allowed)))
-        if self._last is not None and _same(self._last[0], rows):
+        if self._last is not None and np.array_equal(self._last[0], rows):
             kept, scope = self._last
             gather = True
         elif _is_frozen(rows):
@@ -355,8 +385,7 @@ class Scopes:
         if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
             rows = np.unique(rows)
         positions = self._store.positions(rows)
-        if positions.min(initial=0) < 0:
-            positions = positions[positions >= 0]
+        positions = positions[positions >= 0]
         return Scope(positions, None, None, len(positions))
 
     def _gathered(self, scope: Scope) -> Scope:
@@ -369,7 +398,3 @@ class Scopes:
 def _is_frozen(rows: Rows) -> bool:
     """Tell whether an array cannot be changed: then it need not be copied or compared."""
     return rows.base is None and not rows.flags.writeable
-
-
-def _same(known: Rows, asked: Rows) -> bool:
-    return (known is asked and _is_frozen(asked)) or np.array_equal(known, asked)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import TextRow
-from hybridagi_steps.search import step_columns
+from hybridagi_steps.search import step_columns, vector_rows
 from hybridagi_steps.search.step_columns import NO_ROW, StepColumns, TurnColumns
+from hybridagi_steps.search.vector_rows import RowPositions
 
 rows = st.integers(1, 20)
 texts = st.builds(
@@ -152,3 +153,26 @@ def test_turns_say_what_dictionaries_would(
         assert len(pairs) == len(dict(pairs)) == len({number for _, number in pairs})
         seen.append((columns.rows, columns.rows.tolist()))
     assert all(rows.tolist() == then for rows, then in seen), "what was handed out stays"
+
+
+@pytest.mark.parametrize("few", [0, 4, 1_000])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.one_of(st.lists(rows, unique=True), st.integers(0, 30)), max_size=8),
+    st.lists(st.integers(-3, 300)),
+)
+def test_rows_stand_where_they_were_appended_last(
+    few: int, monkeypatch: pytest.MonkeyPatch, appended: list[list[int] | int], wanted: list[int]
+) -> None:
+    monkeypatch.setattr(vector_rows, "_SORTED_BEHIND", few)
+    places, known, held = RowPositions(), np.empty(0, np.int64), dict[int, int]()
+    for given_rows in appended:
+        first = int(known.max(initial=0)) + 1
+        new = range(first, first + given_rows) if isinstance(given_rows, int) else given_rows
+        more = np.array([*new], np.int64)
+        assert not (places.extended_by(known, more) and held.keys() & {*new})
+        held |= zip(new, range(len(known), len(known) + len(more)), strict=True)
+        known = np.concatenate((known, more))
+        places.follow(known)
+        found = places.find(known, np.array(wanted, np.int64))
+        assert found.tolist() == [held.get(row, -1) for row in wanted]
