@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,7 +15,9 @@ import dspy
 import pytest
 
 from hybridagi_steps import StepMemory, StepRunner, StepRunnerConfig
+from hybridagi_steps._concurrency import AT_ONCE
 from hybridagi_steps.errors import RunFailedError
+from hybridagi_steps.running.execution import RunResult
 from hybridagi_steps.testing import ScriptedLM
 
 
@@ -38,6 +41,33 @@ def test_a_failed_run_raises_with_what_was_said_and_where_it_failed(memory: Step
 def test_it_returns_the_same_when_it_is_told_to(memory: StepMemory) -> None:
     result = asyncio.run(StepRunner(half, memory).run("desk", "?", raise_on_failure=False))
     assert (result.status, result.text) == ("failed", "The fare is ")
+
+
+def test_a_callable_that_raises_what_no_future_can_hold_fails(memory: StepMemory) -> None:
+    def empty(messages: list[dict[str, Any]]) -> str:
+        return next(iter([]))
+
+    with pytest.raises(RunFailedError, match="StopIteration"):
+        asyncio.run(StepRunner(empty, memory).run("desk", "How much?"))
+
+
+def test_a_callable_that_never_ends_holds_up_no_other_session(memory: StepMemory) -> None:
+    going_on = threading.Event()
+
+    def answer(messages: list[dict[str, Any]]) -> str:
+        return "Here." if "now" in messages[-1]["content"] else str(going_on.wait(60))
+
+    runner = StepRunner(answer, memory, config=StepRunnerConfig(timeout_seconds=0.1))
+
+    async def ask() -> list[RunResult]:
+        hung = (runner.run(f"hung-{n}", "?", raise_on_failure=False) for n in range(AT_ONCE))
+        late = await asyncio.gather(*hung)
+        return [*late, await runner.run("desk", "And now?")]
+
+    *late, last = asyncio.run(ask())
+    assert {result.reason for result in late} == {"timeout"}
+    assert last.text == "Here."
+    going_on.set()
 
 
 def test_a_limit_is_a_failure_with_its_summary(memory: StepMemory) -> None:
