@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.records.store_values import Rows
+from hybridagi_steps.records.store_values import Rows, distinct
 from hybridagi_steps.search.forward_index import (
     K1,
     B,
@@ -194,7 +194,7 @@ class LexicalIndex:
     def remove(self, rows: Rows) -> int:
         """Forget rows; unknown ones are skipped. Returns how many were held."""
         positions = self.positions_of(rows)
-        positions = np.unique(positions[positions >= 0])
+        positions = distinct(positions[positions >= 0])
         if not len(positions):
             return 0
         self._live[positions], self._grouping = False, None
@@ -202,7 +202,7 @@ class LexicalIndex:
         self._words -= int(self._lengths[positions].sum(dtype=np.float64))
         for start in range(0, len(positions), _AT_ONCE):
             words = self.forward.read(positions[start : start + _AT_ONCE])
-            held = np.unique((words.document << 32) | words.ids) & 0xFFFFFFFF
+            held = distinct((words.document << 32) | words.ids) & 0xFFFFFFFF
             np.subtract.at(self._holding, held, 1)
         return len(positions)
 

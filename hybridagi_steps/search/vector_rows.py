@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.embedders.vectors import Stored, pieces, unpacked
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, FloatMatrix, Rows
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, FloatMatrix, Rows, distinct
 from hybridagi_steps.search.index_cache import PagedArray, untouched
 
 Positions = npt.NDArray[np.intp]
@@ -127,7 +127,7 @@ class VectorStore:
 
     def append(self, rows: Rows, vectors: Stored) -> None:
         """Add vectors, replacing rows already held. Of a row given twice the last counts."""
-        if len(np.unique(rows)) < len(rows):
+        if len(distinct(rows)) < len(rows):
             _, last_from_end = np.unique(rows[::-1], return_index=True)
             chosen = np.sort(len(rows) - 1 - last_from_end)
             rows, vectors = rows[chosen], vectors[chosen]
@@ -152,7 +152,7 @@ class VectorStore:
 
     def remove(self, rows: Rows) -> int:
         """Mark rows as gone; return how many were held."""
-        positions = self.positions(np.unique(rows))
+        positions = self.positions(distinct(rows))
         positions = positions[positions >= 0]
         if not len(positions):
             return 0
@@ -302,7 +302,7 @@ def standing_among(known: Rows, rows: Rows) -> Mask:
     first, last = int(rows.min()), int(rows.max())
     span = last - first + 1
     if span > _WIDEST_TABLE * len(known):
-        ascending = rows if (rows[1:] > rows[:-1]).all() else np.unique(rows)
+        ascending = rows if (rows[1:] > rows[:-1]).all() else distinct(rows)
         cut = int(np.searchsorted(ascending, MESSAGE_ROWS))
         if 0 < cut < len(ascending):  # numbers of each kind lie close together
             return standing_among(known, ascending[:cut]) | standing_among(known, ascending[cut:])
@@ -383,7 +383,7 @@ class Scopes:
 
     def _listed(self, rows: Rows) -> Scope:
         if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
-            rows = np.unique(rows)
+            rows = distinct(rows)
         positions = self._store.positions(rows)
         positions = positions[positions >= 0]
         return Scope(positions, None, None, len(positions))

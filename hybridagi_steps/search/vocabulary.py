@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import distinct
-from hybridagi_steps.search.forward_index import Counts, TermSlots, Words, counted
+from hybridagi_steps.search.forward_index import Counts, TermSlots, Words, changing, counted
 
 PIECE = 4
 """Bytes of a piece of a word: letters, in ASCII."""
@@ -104,8 +104,9 @@ class Vocabulary:
         (unknown,) = (found < 0).nonzero()
         while len(unknown):
             fresh = words.at(unknown)
-            _, first = np.unique(fresh.hashes(self._secret[0]), return_index=True)
-            self._add(fresh.at(np.sort(first)))
+            hashes = fresh.hashes(self._secret[0])
+            turn = np.argsort(hashes, kind="stable")
+            self._add(fresh.at(np.sort(turn[changing(hashes[turn])])))
             found[unknown] = self._look_up(fresh)
             unknown = unknown[found[unknown] < 0]
         return found

@@ -172,6 +172,34 @@ began.wait()
     assert done.stdout.split() == ["began", "ended"]
 
 
+def test_what_follows_a_first_add_and_a_first_delete_loads_no_masked_arrays(
+    tmp_path: Path,
+) -> None:
+    # np.unique loads all of numpy.ma when it is first called: longer than a search takes.
+    code = """
+import sys
+from hybridagi_steps import AgentStep, StepMemory
+memory = StepMemory(sys.argv[1])
+def said(number):
+    return AgentStep(step_type="Action", run_id="a", inputs={"purpose": f"look for train {number}"})
+memory.add([said(number) for number in range(9)])
+memory.search("train")
+memory.add(said(9))
+memory.search("train")
+memory.delete(str(next(memory.iter_steps()).id))
+memory.search("train 3", where={"run_id": "a"})
+print("numpy.ma" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "steps.db")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "False"
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_waits_for_the_batch_at_hand() -> None:
     began, busy = threading.Event(), threading.Event()
