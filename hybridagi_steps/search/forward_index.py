@@ -237,7 +237,7 @@ class TermSlots:
         return found
 
 
-def changing(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def changing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which values are not what stands before them."""
     found = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=found[1:])
