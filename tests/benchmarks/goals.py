@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.peers import OURS, TALKERS
+from tests.benchmarks.peers import OURS, OURS_AWAITED, TALKERS
 from tests.benchmarks.scaling_process import ADD_AND_SEARCH, CONTEXT, EIGHT, RECALL, SEARCH
 from tests.benchmarks.scaling_tables import BYTES, NO_CACHE, TURN, WHOLE
 from tests.benchmarks.tables import markdown, number
@@ -139,6 +139,19 @@ def _turn(length: str, limit: float) -> Goal:
                 if not peer.name.startswith(OURS)
             ),
         ),
+    )
+
+
+def _awaited_turn() -> Goal:
+    def took(name: str) -> Read:
+        return at("scaling", "turns", "2", name, "cpu_ms")
+
+    theirs = "OpenAI Agents SQLiteSession"
+    beside = _share(took(theirs), took(OURS_AWAITED))
+    return Goal(
+        "the same at 2 messages with a coroutine function, as a model is there",
+        "scaling",
+        (Figure(1, beside, f"x ({theirs})", at_least=True, digits=2),),
     )
 
 
@@ -297,6 +310,7 @@ GOALS = (
     _turn("2", 3),
     _turn("100", 4),
     _turn("1000", 8),
+    _awaited_turn(),
     _streaming(),
     _context("1000", 5),
     _context("10000", 20),

@@ -21,6 +21,7 @@ from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 
 NOT_INSTALLED = "not installed"
 OURS = "this library"
+OURS_AWAITED = f"{OURS}, awaited"
 
 
 class StepRecord(NamedTuple):
@@ -226,6 +227,7 @@ WORDS = (
 TALKERS = (
     Peer(OURS, _US, "runner_turns:RunnerTalker"),
     Peer(f"{OURS}, all sent", _US, "runner_turns:WholeTalker"),
+    Peer(OURS_AWAITED, _US, "runner_turns:AwaitedTalker"),
     Peer("OpenAI Agents SQLiteSession", ("openai-agents",), "agents_turns:AgentsTalker"),
     Peer("LangGraph SqliteSaver", _GRAPH, "langgraph_turns:SaverTalker"),
 )

@@ -1,4 +1,4 @@
-"""Our own `StepRunner` with a plain callable, in a memory whose messages are indexed."""
+"""Our own `StepRunner` with a callable, plain or awaited, its memory's messages indexed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from tests.benchmarks.corpus import messages_of
 from tests.benchmarks.peers import answered
 
 
+def _answered(messages: list[dict[str, Any]]) -> str:
+    return answered(len(messages))
+
+
+async def _awaited(messages: list[dict[str, Any]]) -> str:
+    return answered(len(messages))
+
+
 class RunnerTalker:
     """One memory and one runner; turns are awaited in one event loop that stays open."""
 
     settings = "WAL, synchronous=NORMAL; what fits into 8,000 tokens is sent; steps recorded, too"
     config = hs.StepRunnerConfig()
+    program = staticmethod(_answered)
 
     def __init__(self, folder: Path) -> None:
         self._memory = StepMemory(folder / "steps.db", embedder="hashing", durability="normal")
-        self._runner = hs.StepRunner(_answered, self._memory, config=self.config)
+        self._runner = hs.StepRunner(self.program, self._memory, config=self.config)
         self._loop = asyncio.Runner()
 
     def begin(self, session: str, said: Sequence[str]) -> None:
@@ -46,5 +55,7 @@ class WholeTalker(RunnerTalker):
     config = hs.StepRunnerConfig(context_budget=None, max_history=10**6)
 
 
-def _answered(messages: list[dict[str, Any]]) -> str:
-    return answered(len(messages))
+class AwaitedTalker(RunnerTalker):
+    """The same with a coroutine function, as a client of a model is: it needs no thread."""
+
+    program = staticmethod(_awaited)
