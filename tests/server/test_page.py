@@ -156,6 +156,24 @@ def test_a_wrong_token_is_refused_and_the_right_one_opens(page: Any, served: Ser
     assert TOKEN not in page.url
 
 
+@pytest.mark.parametrize("shown", ["#/", "#/search?q=refund", "#/runs"])
+def test_a_token_that_is_no_longer_the_servers_is_asked_for_again(
+    page: Any, served: Served, shown: str
+) -> None:
+    page.goto(f"{served.address}/#token=that-of-the-server-before")
+    page.get_by_text("This token is not the server's").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("heading", name="Sessions").wait_for()
+    page.evaluate("sessionStorage.setItem('hybridagi-steps-token', 'of-the-server-before')")
+    page.evaluate("shown => history.replaceState(null, '', shown)", shown)
+    page.reload()
+    page.get_by_text("This token is not the server's").wait_for()
+    page.goto(f"{served.address}/#token={TOKEN}")  # pasted into the same tab
+    page.get_by_role("heading", name="Sessions").wait_for()
+    assert TOKEN not in page.url
+
+
 def test_a_conversation_shows_messages_calls_steps_and_context(page: Any, served: Served) -> None:
     entered(page, served)
     say(page, f"Where is my money? {HOSTILE}")

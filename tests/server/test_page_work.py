@@ -62,9 +62,8 @@ def test_work_is_shown_and_goes_on_to_its_session(page: Any, tmp_path: Path) -> 
         page.locator(".message").first.wait_for()
         told.end()
         page.get_by_role("button", name="Erase").wait_for()
-        page.evaluate(f"sessionStorage.clear(); location.hash = 'token={ANN}'")
         with page.expect_response(tells_the_caller):
-            page.reload()
+            page.evaluate(f"location.hash = 'token={ANN}'")  # pasted; the page opens anew
         said = served.client.get("/caller", headers=headers).json()
         assert said == {"scopes": ["append", "read"], "user_id": "ann"}
         page.evaluate("location.hash = '#/sessions/talked'")

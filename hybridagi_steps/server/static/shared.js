@@ -31,7 +31,8 @@ const callers = new Map();
 export function useCaller() {
   const token = api.headers().Authorization;
   if (!callers.has(token)) callers.set(token, api.caller().catch(() => { callers.delete(token); return null; }));
-  const found = useLoaded(() => callers.get(token), [token]).value;
+  const asked = callers.get(token); // a refusal takes it out before it is waited for
+  const found = useLoaded(() => asked, [token]).value;
   return {
     may: (scope) => Boolean(found?.scopes.some((each) => each === scope || each === "admin")),
     seesAll: Boolean(found) && found.user_id == null,
