@@ -103,6 +103,8 @@ class Search:
     state: AgentStep | None = None
     """The newest recorded step: that after which `next` asks what was done."""
     _shown_words: set[str] | None = None
+    _said: set[str] | None = None
+    """Ids of the session's messages."""
 
     def hits(
         self, query: str, k: int, older: OlderUnits, line: Sequence[Step]
@@ -125,7 +127,7 @@ class Search:
                     if unit and message_id not in self.shown_ids:
                         why = partial(_why_own, row, line, unit, message_id)
                         new.append(_Hit(recalled_unit(unit, why)))
-                elif self.of_nobody and found.step.user_id is not None:
+                elif self._is_anothers(found, line):
                     others += 1
                 elif id_text(found.step.id) not in self.shown_ids:
                     new.append(self._hit(found, older))
@@ -148,6 +150,14 @@ class Search:
             if not older.showing(said[row.row]) and said[row.row] not in self.shown_ids
         ]
         return {one.hit.row: one for one in memory.searcher.read(unknown, self.where.session_id)}
+
+    def _is_anothers(self, found: Found, line: Sequence[Step]) -> bool:
+        """Whether a user's step must not be told: what the session itself said may be."""
+        if not self.of_nobody or found.step.user_id is None:
+            return False
+        if self._said is None:
+            self._said = {message.id for message in line}
+        return found.place is None or id_text(found.step.id) not in self._said
 
     def _hit(self, found: Found, older: OlderUnits) -> _Hit:
         why = partial(_why, found)
