@@ -44,7 +44,7 @@ _WHOSE = (
     "ContextBuilder(where={'user_id': …}) names the user, None means everybody"
 )
 _SAME_WORDS = 0.1
-"""A step is worth recalling if more than this share of its words is not shown."""
+"""A step is worth recalling if more than this share of its words is not shown, or any id."""
 _SHARES_WORDS = "shares words with what is done now".__str__
 _QUERY_REQUEST, _QUERY_LAST = 300, 400
 
@@ -190,12 +190,15 @@ class Search:
             self.notes.append(note)
 
     def says_something_new(self, step: AgentStep) -> bool:
-        """Whether a step has words that are not shown."""
+        """Whether a step has words that are not shown, or an id or number: answers are such."""
         values = [step.purpose, *step.arguments.values(), *(step.outputs or {}).values()]
-        said = set(words(" ".join(map(json_text, values))))
+        text = " ".join(map(json_text, values))
+        said = set(words(text))
         if self._shown_words is None:
             self._shown_words = {word for unit in self.shown for word in words(unit_text(unit))}
-        return len(said - self._shown_words) > _SAME_WORDS * len(said)
+        new = said - self._shown_words
+        named = {name.lower() for name in identifiers(text) if len(name) >= _LEAST_NAME}
+        return len(new) > _SAME_WORDS * len(said) or not new.isdisjoint(named)
 
 
 def found(
