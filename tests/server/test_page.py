@@ -229,6 +229,7 @@ def test_a_fork_is_a_session_of_its_own(page: Any, served: Served) -> None:
     page.wait_for_url(lambda url: url != before)
     until(lambda: page.locator(".messages .message").count() == 1)
     until(lambda: page.locator(".cards a").count() == 2)
+    assert page.get_by_text("fork at 1", exact=True).count() == 1
 
 
 def test_search_finds_steps_and_steps_like_them(page: Any, served: Served) -> None:
