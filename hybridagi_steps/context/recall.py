@@ -164,7 +164,9 @@ class Search:
         if unit := older.showing(id_text(found.step.id)):
             recalled = recalled_unit(unit, why)
         else:
-            recalled = _recalled_hit(found, why, self.where.user_id)
+            # Where only nobody's steps may be told, one that names a user is the session's own.
+            user_id = found.step.user_id if self.of_nobody else self.where.user_id
+            recalled = _recalled_hit(found, why, user_id)
         return _Hit(recalled, given_answer(found.step) if found.place is None else None)
 
     def _ranked(self, memory: StepMemory, query: str, k: int) -> list[RankedRow]:

@@ -128,7 +128,9 @@ class TestWhoseSessionItIs:
         asyncio.run(repository.append("s", summary))
         asked = {"role": "user", "content": "Which code has locker 12?", "user_id": "ana"}
         asyncio.run(repository.append("s", asked))
-        assert str(12 * 7919) in str(builder.build(session_id="s").messages)
+        shown = str(builder.build(session_id="s").messages)
+        assert str(12 * 7919) in shown
+        assert "another user" not in shown
 
     def test_nobody_recalls_what_is_nobodys_and_is_told_so(self, codes: StepMemory) -> None:
         context = ContextBuilder(codes).build(steps=question())
