@@ -206,7 +206,10 @@ def admitted_messages(messages: object, session_id: str, redact: Redact | None) 
     if isinstance(messages, Step | Mapping):
         return [_admitted_message(cast("object", messages), session_id, redact)]
     if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
-        raise InvalidStepError(f"expected Steps, got {type(messages).__name__}.")
+        raise InvalidStepError(
+            f"a message is a Step or a dict, such as {{'role': 'user', 'content': 'Hello'}}, not "
+            f"{type(messages).__name__}."
+        )
     return [
         _admitted_message(item, session_id, redact) for item in cast("Iterable[object]", messages)
     ]

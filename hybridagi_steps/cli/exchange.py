@@ -44,7 +44,7 @@ def import_steps(
         typer.Option(
             "--format",
             help="auto (told by the content), jsonl (own), parquet (own), openai, anthropic, "
-            "langchain, langgraph, mlflow, otlp, dspy or toolbench.",
+            "chatgpt, langchain, langgraph, mlflow, otlp, dspy or toolbench.",
         ),
     ] = "auto",
     session: Annotated[

@@ -44,7 +44,7 @@ _WHOSE = (
     "ContextBuilder(where={'user_id': …}) names the user, None means everybody"
 )
 _SAME_WORDS = 0.1
-"""A step is worth recalling if more than this share of its words is not shown."""
+"""A step is worth recalling if more than this share of its words is not shown, or any id."""
 _SHARES_WORDS = "shares words with what is done now".__str__
 _QUERY_REQUEST, _QUERY_LAST = 300, 400
 
@@ -103,6 +103,8 @@ class Search:
     state: AgentStep | None = None
     """The newest recorded step: that after which `next` asks what was done."""
     _shown_words: set[str] | None = None
+    _said: set[str] | None = None
+    """Ids of the session's messages."""
 
     def hits(
         self, query: str, k: int, older: OlderUnits, line: Sequence[Step]
@@ -125,7 +127,7 @@ class Search:
                     if unit and message_id not in self.shown_ids:
                         why = partial(_why_own, row, line, unit, message_id)
                         new.append(_Hit(recalled_unit(unit, why)))
-                elif self.of_nobody and found.step.user_id is not None:
+                elif self._is_anothers(found, line):
                     others += 1
                 elif id_text(found.step.id) not in self.shown_ids:
                     new.append(self._hit(found, older))
@@ -149,12 +151,22 @@ class Search:
         ]
         return {one.hit.row: one for one in memory.searcher.read(unknown, self.where.session_id)}
 
+    def _is_anothers(self, found: Found, line: Sequence[Step]) -> bool:
+        """Whether a user's step must not be told: what the session itself said may be."""
+        if not self.of_nobody or found.step.user_id is None:
+            return False
+        if self._said is None:
+            self._said = {message.id for message in line}
+        return found.place is None or id_text(found.step.id) not in self._said
+
     def _hit(self, found: Found, older: OlderUnits) -> _Hit:
         why = partial(_why, found)
         if unit := older.showing(id_text(found.step.id)):
             recalled = recalled_unit(unit, why)
         else:
-            recalled = _recalled_hit(found, why, self.where.user_id)
+            # Where only nobody's steps may be told, one that names a user is the session's own.
+            user_id = found.step.user_id if self.of_nobody else self.where.user_id
+            recalled = _recalled_hit(found, why, user_id)
         return _Hit(recalled, given_answer(found.step) if found.place is None else None)
 
     def _ranked(self, memory: StepMemory, query: str, k: int) -> list[RankedRow]:
@@ -180,12 +192,15 @@ class Search:
             self.notes.append(note)
 
     def says_something_new(self, step: AgentStep) -> bool:
-        """Whether a step has words that are not shown."""
+        """Whether a step has words that are not shown, or an id or number: answers are such."""
         values = [step.purpose, *step.arguments.values(), *(step.outputs or {}).values()]
-        said = set(words(" ".join(map(json_text, values))))
+        text = " ".join(map(json_text, values))
+        said = set(words(text))
         if self._shown_words is None:
             self._shown_words = {word for unit in self.shown for word in words(unit_text(unit))}
-        return len(said - self._shown_words) > _SAME_WORDS * len(said)
+        new = said - self._shown_words
+        named = {name.lower() for name in identifiers(text) if len(name) >= _LEAST_NAME}
+        return len(new) > _SAME_WORDS * len(said) or not new.isdisjoint(named)
 
 
 def found(

@@ -37,7 +37,7 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
 from hybridagi_steps.records.store_values import PROFILES, BranchPosition
-from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, only_user
+from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, users_of
 from hybridagi_steps.sessions.session_checks import check_session, checked_user
 from hybridagi_steps.token_counters import MessageCounter
 
@@ -203,8 +203,8 @@ def recallable(
     """Return which steps a conversation may recall, and whether only those that name no user.
 
     They are its user's, unless `where` says whose. Its user is the one that the running code is
-    recorded for, else the only one that its steps name. Whoever is not known to be somebody gets
-    the steps of nobody.
+    recorded for, else the only one that its steps and messages name. Whoever is not known to be
+    somebody gets the steps of nobody.
     """
     asked = where or StepFilter()
     if memory is None or asked.says_whose:
@@ -224,10 +224,13 @@ def newest_step(memory: StepMemory | None, source: Source) -> AgentStep | None:
 
 
 def _user_of(memory: StepMemory, source: Source) -> str | None:
-    if not source.of_agent_steps:
-        return only_user(memory.repository().store, source.session_id, source.end)
-    users = source.users - {None}
-    return users.pop() if len(users) == 1 else None
+    if source.of_agent_steps:
+        users = source.users
+    else:
+        users = users_of(memory.repository().store, source.session_id, source.end)
+        users = users.union(message.user_id for message in source.messages)
+    users = users - {None}
+    return next(iter(users)) if len(users) == 1 else None
 
 
 def _kept_as(message: Step, counter_id: str) -> str:

@@ -163,8 +163,11 @@ class TrialDiff:
             for each in self.examples
         ]
         title = f"a {self.a.candidate} {_number(self.a.score)}, b {self.b.candidate} "
+        title += _number(self.b.score)
+        if not rows:
+            return f"{title}: no example was tried with both"
         counts = f"{len(self.better)} better, {len(self.worse)} worse with b"
-        return f"{title}{_number(self.b.score)}: {counts}\n{_text([head, *rows])}"
+        return f"{title}: {counts}\n{_text([head, *rows])}"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"

@@ -77,15 +77,23 @@ class RunResult(NamedTuple):
         content = self.answer.content if self.answer is not None else None
         return content if isinstance(content, str) else ""
 
+    @property
+    def error(self) -> str | None:
+        """What went wrong, type and message; None where nothing did."""
+        shown = self.data.get("error")
+        return f"{shown['type']}: {shown['message']}" if shown else None
+
     def __repr__(self) -> str:
-        """The run, how it ended and the beginning of the answer."""
+        """The run, how it ended, what went wrong and the beginning of the answer."""
         why = "" if self.status == "completed" else f" ({self.reason})"
-        return f"<run {self.run_id} {self.status}{why}: {cut(self.text, _SHOWN)}>"
+        told = [cut(text, _SHOWN) for text in (self.error, self.text) if text]
+        return f"<run {': '.join([f'{self.run_id} {self.status}{why}', *told])}>"
 
     def _repr_html_(self) -> str:
-        """Show how it ended and the answer in a notebook."""
+        """Show how it ended, what went wrong and the answer in a notebook."""
         title = f"{self.status} · {self.reason} · run {self.run_id}"
-        return f"<p><strong>{escape(title)}</strong></p><pre>{escape(self.text)}</pre>"
+        error = f"<p>{escape(self.error)}</p>" if self.error else ""
+        return f"<p><strong>{escape(title)}</strong></p>{error}<pre>{escape(self.text)}</pre>"
 
     @classmethod
     async def of(
@@ -110,8 +118,7 @@ class RunResult(NamedTuple):
         """Return the result of a run that completed; of another one raise RunFailedError."""
         if self.status == "completed":
             return self
-        shown: dict[str, str] = self.data.get("error") or {}
-        why = f": {shown['type']}: {shown['message']}" if shown else ""
+        why = f": {self.error}" if self.error else ""
         raise RunFailedError(
             f"run {self.run_id} {self.status} ({self.reason}){why.rstrip('.')}. What it said and "
             "did until then is the `result` of this error.",

@@ -594,5 +594,6 @@ def _flat(query: Any) -> Iterable[str | AgentStep]:
             yield from _flat(item)
     else:
         raise InvalidQueryError(
-            f"a query is a text, a Query, a QueryList or an AgentStep, not {type(query).__name__}."
+            "a query is a text, a Query, a QueryWithSteps, an AgentStep (of a hit its `step`), or "
+            f"a list of them, not {type(query).__name__}."
         )

@@ -221,7 +221,7 @@ def _field_error(found: Mapping[str, Any]) -> FieldError:
     # Behind a field's name stand places in a list, and names of types that it could have had.
     named = [str(n) for i, n in enumerate(found["loc"]) if i < 2 or isinstance(n, int)]
     place = ".".join(named) or "body"
-    message = str(found["msg"])
+    message = str(found["msg"]).removeprefix("Value error, ")
     if (cause := found.get("ctx", {}).get("error")) is not None:
         message = f"{message} ({cause})" if str(cause) not in message else message
     return FieldError(field=_json_text(place), message=_json_text(message))

@@ -243,13 +243,18 @@ def look_at(store: StoreBackend, session_id: str, branch_id: int | None = None) 
     return _lines_of(store).look(store, session_id, branch_id)
 
 
-def only_user(store: StoreBackend, session_id: str, end: BranchPosition | None) -> str | None:
-    """Return the only user that a session's steps name; None for nobody, and for several.
+def users_of(store: StoreBackend, session_id: str, end: BranchPosition | None) -> frozenset[str]:
+    """Return whom a session's steps name, two of them where they are more.
 
     They are asked for once, and from then on only what is new of the session is looked at; always
     where no `end` is known, as of a session that has no messages.
     """
-    users = _lines_of(store).users(store, session_id, end)
+    return _lines_of(store).users(store, session_id, end)
+
+
+def only_user(store: StoreBackend, session_id: str, end: BranchPosition | None) -> str | None:
+    """Return the only user that a session's steps name; None for nobody, and for several."""
+    users = users_of(store, session_id, end)
     return next(iter(users)) if len(users) == 1 else None
 
 

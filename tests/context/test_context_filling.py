@@ -65,6 +65,22 @@ class TestTheBudget:
             assert len(ranks) == len(context.recalled) > budget // 40
             assert block(context).count("in the morning.") >= len(ranks) - 1
 
+    def test_is_spent_on_an_answer_that_differs_from_what_is_shown_by_a_code_alone(
+        self, memory: StepMemory
+    ) -> None:
+        said = (
+            "The locker {n} of the customer is open, its door code is {code}, its key hangs beside "
+            "the lift on the ground floor, and the rent was paid until summer by bank transfer."
+        )
+        asked = "Which door code has locker 12 of the customer, is it open and paid?"
+        for n, code in ((12, "K0159"), (13, "K0161")):
+            memory.add(act(n, result=said.format(n=n, code=code)))
+        shown = said.format(n=13, code="K0161")
+        talk = [{"role": "user", "content": f"Look at hotel 12, visit H12. {shown}"}] * 2
+        talk += [{"role": "user", "content": asked}]
+        text = str(ContextBuilder(memory, budget=600).build(steps=from_messages(talk)).messages)
+        assert "K0159" in text
+
     def test_says_what_the_next_tokens_would_have_bought(self, hotels: StepMemory) -> None:
         receipt = ContextBuilder(hotels, 300, counter=words_counted).build(steps=ASKED).receipt
         best = receipt.next_best

@@ -96,6 +96,42 @@ class TestWhoseSessionItIs:
         codes.repository().store.commit("s", question())
         assert recalled(ContextBuilder(codes).build(session_id="s")) == {whose}
 
+    @pytest.mark.parametrize(
+        ("said_by", "whose"),
+        [(["ana"], "ana"), ([None, "ana"], "ana"), (["ana", "bob"], None)],
+    )
+    def test_whom_its_messages_name_counts_as_well(
+        self, codes: StepMemory, said_by: list[str | None], whose: str | None
+    ) -> None:
+        said = [step.model_copy(update={"user_id": one}) for one in said_by for step in question()]
+        assert recalled(ContextBuilder(codes).build(steps=said)) == {whose}
+        codes.repository().store.commit("s", said)
+        assert recalled(ContextBuilder(codes).build(session_id="s")) == {whose}
+        codes.add(act("look", user_id="ana", session_id="s"))
+        assert recalled(ContextBuilder(codes).build(session_id="s")) == {whose}
+
+    @pytest.mark.parametrize("speakers", [["ana"], ["ana", "bob"]])
+    def test_what_a_summary_stands_for_is_recalled_in_its_own_session(
+        self, memory: StepMemory, speakers: list[str]
+    ) -> None:
+        talk = [
+            {"role": role, "content": text, "user_id": speakers[n % len(speakers)]}
+            for n in range(30)
+            for role, text in (
+                ("user", f"Please open the {n}th locker."),
+                ("assistant", f"Locker {n} has the code {n * 7919}."),
+            )
+        ]
+        repository, builder = memory.repository(), ContextBuilder(memory, budget=2000)
+        asyncio.run(repository.append("s", talk))
+        summary = builder.compact(session_id="s", summarise=lambda text: "Lockers were opened.")
+        asyncio.run(repository.append("s", summary))
+        asked = {"role": "user", "content": "Which code has locker 12?", "user_id": "ana"}
+        asyncio.run(repository.append("s", asked))
+        shown = str(builder.build(session_id="s").messages)
+        assert str(12 * 7919) in shown
+        assert "another user" not in shown
+
     def test_nobody_recalls_what_is_nobodys_and_is_told_so(self, codes: StepMemory) -> None:
         context = ContextBuilder(codes).build(steps=question())
         assert recalled(context) == {None}

@@ -23,6 +23,7 @@ SAMPLES = Path(__file__).parents[1] / "samples"
 FILES = {
     "anthropic_request.json": "anthropic",
     "anthropic_responses.json": "anthropic",
+    "chatgpt_conversations.json": "chatgpt",
     "langchain_messages.json": "langchain",
     "langchain_constructors.json": "langchain",
     "langchain_flat.json": "langchain",
@@ -124,6 +125,30 @@ def test_anthropic_messages_and_their_prompt_are_kept() -> None:
     assert [placed[place] for place in sorted(placed)] == given["messages"]
     about = (steps[0].metadata or {})["conversation"]
     assert (about["system"], about["tools"]) == (given["system"], given["tools"])
+
+
+def test_a_chat_of_chatgpt_tells_its_calls_thoughts_and_times() -> None:
+    call, python, said, _, again, train, _, *others = steps_of("chatgpt_conversations.json")
+    assert call.purpose == "[image_asset_pointer]\nHow far is it from Bergen to Oslo, in miles?"
+    assert (python.tool, python.result) == ("python", "287.69")
+    assert "463 * 0.621371" in str(python.arguments)
+    assert said.result == "About 288 miles."
+    assert (again.purpose, train.result) == ("And by train?", "308 miles, in under seven hours.")
+    assert train.metrics is not None
+    assert train.metrics.model_name == "gpt-5-1"
+    assert (call.created_at - said.created_at).total_seconds() == -5
+    assert [step.result for step in others if step.step_type == "Action"] == [
+        "About 300 miles.",
+        "Some 290 miles.",
+        "Good morning!",
+    ]
+
+
+def test_nothing_of_a_chat_of_chatgpt_is_lost() -> None:
+    given = json.loads((SAMPLES / "chatgpt_conversations.json").read_text("utf-8"))
+    nodes = [node["message"] for chat in given for node in chat["mapping"].values()]
+    kept = {native["id"]: native for native in natives(steps_of("chatgpt_conversations.json"))}
+    assert kept == {message["id"]: message for message in nodes if message}
 
 
 @pytest.mark.parametrize("form", ["messages", "constructors", "flat"])

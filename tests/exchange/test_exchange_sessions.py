@@ -213,6 +213,32 @@ class TestOthers:
         own = [step.inputs or {} for step in memory.iter_steps({"session_id": fork})]
         assert [i["purpose"] for i in own if i.get("program") and "purpose" in i] == asked[1]
 
+    def test_a_chat_of_chatgpt_is_what_was_shown_last_and_its_other_answers_are_forks(
+        self, memory: hs.StepMemory
+    ) -> None:
+        for _ in range(2):
+            import_file(memory, SAMPLES / "chatgpt_conversations.json")
+        found = sessions(memory)
+        main, hello = (f"6925f1c0-0000-8000-9000-{end}" for end in ("a1b2c3d4e5f6", "000000000002"))
+        assert {name: (one.forked_from, one.forked_at) for name, one in found.items()} == {
+            main: (None, None),
+            f"{main}@n9": (main, 7),
+            f"{main}@n11": (main, 3),
+            hello: (None, None),
+        }
+        shown = [(str(step.role), step.content) for step in said(memory, main)]
+        assert shown[2:] == [
+            ("user", "[image_asset_pointer]\nHow far is it from Bergen to Oslo, in miles?"),
+            ("assistant", None),
+            ("tool", "287.69"),
+            ("assistant", "About 288 miles."),
+            ("user", "And by train?"),
+            ("assistant", "308 miles, in under seven hours."),
+        ]
+        asked, answered = said(memory, main)[3:5]
+        assert asked.reasoning_content == "463 km by road; convert."
+        assert [call["id"] for call in asked.tool_calls or ()] == [answered.tool_call_id]
+
     def test_langchain(self, memory: hs.StepMemory) -> None:
         import_file(memory, SAMPLES / "langchain_messages.json")
         (session_id,) = sessions(memory)

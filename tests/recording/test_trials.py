@@ -556,6 +556,16 @@ def test_repeats_of_an_example_are_compared_one_by_one(
     assert [(each.score_a, each.score_b) for each in diff.examples] == [(1.0, 1.0), (0.0, 0.0)]
 
 
+def test_candidates_without_a_common_example_are_said_to_have_none(
+    memory: hs.StepMemory, lm: ScriptedLM
+) -> None:
+    with hs.record(memory):
+        for part in (examples(0, 2), examples(2, 4)):
+            dspy.Evaluate(devset=part, metric=lambda *_: 1.0, num_threads=1)(Ask())
+    diff = hs.compare_trials(memory, *memory.trials())
+    assert str(diff).endswith("no example was tried with both")
+
+
 def test_a_run_without_a_score_is_told_of(memory: hs.StepMemory, lm: ScriptedLM) -> None:
     says = iter([1.0, float("nan"), 1.0])
     with hs.record(memory):

@@ -41,6 +41,18 @@ def test_a_failed_run_raises_with_what_was_said_and_where_it_failed(memory: Step
 def test_it_returns_the_same_when_it_is_told_to(memory: StepMemory) -> None:
     result = asyncio.run(StepRunner(half, memory).run("desk", "?", raise_on_failure=False))
     assert (result.status, result.text) == ("failed", "The fare is ")
+    assert result.error == "ConnectionError: the desk is closed"
+    shown: Any = result
+    assert repr(shown).startswith(f"<run {result.run_id} failed (error): {result.error}: The fare")
+    assert str(result.error) in shown._repr_html_()
+
+
+def test_what_completed_tells_of_no_error(memory: StepMemory) -> None:
+    async def fare(messages: list[dict[str, Any]]) -> str:
+        return "120"
+
+    result = asyncio.run(StepRunner(fare, memory).run("desk", "?"))
+    assert (result.error, repr(result)) == (None, f"<run {result.run_id} completed: 120>")
 
 
 def test_a_callable_that_raises_what_no_future_can_hold_fails(memory: StepMemory) -> None:

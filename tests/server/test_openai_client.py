@@ -274,6 +274,7 @@ class TestRefusals:
         assert refused.value.param is not None
         assert param.startswith(refused.value.param)
         assert refused.value.type == "invalid_request_error"
+        assert "Value error" not in str(refused.value)
         assert sessions(served) == {}
 
     @pytest.mark.parametrize(

@@ -156,6 +156,25 @@ def test_a_wrong_token_is_refused_and_the_right_one_opens(page: Any, served: Ser
     assert TOKEN not in page.url
 
 
+@pytest.mark.parametrize("shown", ["#/", "#/search?q=refund", "#/runs"])
+def test_a_token_that_is_no_longer_the_servers_is_asked_for_again(
+    page: Any, served: Served, shown: str
+) -> None:
+    page.goto(f"{served.address}/#token=that-of-the-server-before")
+    page.get_by_text("This token is not the server's").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("heading", name="Sessions").wait_for()
+    page.evaluate("sessionStorage.setItem('hybridagi-steps-token', 'of-the-server-before')")
+    page.evaluate("shown => history.replaceState(null, '', shown)", shown)
+    page.reload()
+    page.get_by_text("This token is not the server's").wait_for()
+    pasted = f"void setTimeout(() => {{ location.hash = 'token={TOKEN}' }})"
+    page.evaluate(pasted)  # into the same tab
+    page.get_by_role("heading", name="Sessions").wait_for()
+    assert TOKEN not in page.url
+
+
 def test_a_conversation_shows_messages_calls_steps_and_context(page: Any, served: Served) -> None:
     entered(page, served)
     say(page, f"Where is my money? {HOSTILE}")
@@ -211,6 +230,7 @@ def test_a_fork_is_a_session_of_its_own(page: Any, served: Served) -> None:
     page.wait_for_url(lambda url: url != before)
     until(lambda: page.locator(".messages .message").count() == 1)
     until(lambda: page.locator(".cards a").count() == 2)
+    assert page.get_by_text("fork at 1", exact=True).count() == 1
 
 
 def test_search_finds_steps_and_steps_like_them(page: Any, served: Served) -> None:

@@ -62,7 +62,8 @@ def test_work_is_shown_and_goes_on_to_its_session(page: Any, tmp_path: Path) -> 
         page.locator(".message").first.wait_for()
         told.end()
         page.get_by_role("button", name="Erase").wait_for()
-        page.evaluate(f"sessionStorage.clear(); location.hash = 'token={ANN}'")
+        with page.expect_event("domcontentloaded"):  # pasted, and the page opens anew
+            page.evaluate(f"void setTimeout(() => {{ location.hash = 'token={ANN}' }})")
         with page.expect_response(tells_the_caller):
             page.reload()
         said = served.client.get("/caller", headers=headers).json()
@@ -73,3 +74,6 @@ def test_work_is_shown_and_goes_on_to_its_session(page: Any, tmp_path: Path) -> 
             assert page.get_by_role(role, name=name).count() == 0
         page.evaluate("location.hash = '#/work'")
         page.get_by_role("alert").get_by_text("of all users").wait_for()
+        page.evaluate("location.hash = '#/search'")
+        page.locator("input[name=session_id]").wait_for(state="attached")
+        assert page.locator("input[name=user_id]").count() == 0

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from hybridagi_steps.exchange.formats import (
     anthropic,
+    chatgpt,
     dspy,
     jsonl,
     langchain,
@@ -47,6 +48,7 @@ READERS: dict[str, Format] = {
     "mlflow": mlflow,
     "toolbench": toolbench,
     "langgraph": langgraph,
+    "chatgpt": chatgpt,
     "dspy": dspy,
     "langchain": langchain,
     "anthropic": anthropic,

@@ -4,6 +4,7 @@
 const TOKEN_KEY = "hybridagi-steps-token";
 const TRIES = 3;
 export const BUSY = 429;
+const REFUSED = 401;
 
 export class Problem extends Error {
   constructor(status, title, detail) {
@@ -15,9 +16,10 @@ export class Problem extends Error {
 
 export function takeToken() {
   const found = /^#token=([^&]+)/.exec(location.hash);
-  if (!found) return;
+  if (!found) return false;
   setToken(decodeURIComponent(found[1]));
   history.replaceState(null, "", location.pathname + "#/");
+  return true;
 }
 
 export const setToken = (token) => sessionStorage.setItem(TOKEN_KEY, token.trim());
@@ -42,10 +44,21 @@ export async function problemOf(response) {
 
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
+// Whose token is refused is asked for one, unless another was given meanwhile.
+export async function send(path, options = {}) {
+  const sent = headers(options.headers);
+  const response = await fetch(path, { ...options, headers: sent });
+  if (response.status === REFUSED && sent.Authorization === headers().Authorization) {
+    forgetToken();
+    dispatchEvent(new Event("refused"));
+  }
+  return response;
+}
+
 // A busy server has done nothing of what it was asked: ask again when it says, not all at once.
 async function call(path, options = {}) {
   for (let tries = 1; ; tries += 1) {
-    const response = await fetch(path, { ...options, headers: headers(options.headers) });
+    const response = await send(path, options);
     if (response.status === BUSY && tries < TRIES) {
       await pause(1000 * Number(response.headers.get("Retry-After")) * (1 + Math.random()));
       continue;

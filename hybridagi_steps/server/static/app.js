@@ -15,8 +15,10 @@ import { WorkView } from "./views/work.js";
 const VIEWS = [["sessions", "Sessions"], ["runs", "Runs"], ["search", "Search"], ["map", "Map"], ["work", "Work"]];
 const THEME_KEY = "hybridagi-steps-theme";
 
-function Login({ onDone }) {
-  const [error, setError] = useState(null);
+const foreign = () => new Error("This token is not the server's.");
+
+function Login({ refused, onDone }) {
+  const [error, setError] = useState(refused ? foreign() : null);
   const enter = async (event) => {
     event.preventDefault();
     api.setToken(new FormData(event.target).get("token"));
@@ -25,12 +27,12 @@ function Login({ onDone }) {
       onDone();
     } catch (problem) {
       api.forgetToken();
-      setError(problem.status === 401 ? new Error("This token is not the server's.") : problem);
+      setError(problem.status === 401 ? foreign() : problem);
     }
   };
   return html`<main class="login"><form onSubmit=${enter}>
     <h1>Step memory</h1>
-    <p>The server printed a token when it started. It stays in this tab only.</p>
+    <p>Give the token that the server printed when it started, or your own. It stays in this tab only.</p>
     <label for="token">Token</label>
     <input id="token" name="token" type="password" required autocomplete="off" autofocus />
     <button class="primary">Open</button>
@@ -104,11 +106,17 @@ function Views({ shown }) {
 
 function App() {
   const [inside, setInside] = useState(api.hasToken());
+  const [refused, setRefused] = useState(false);
   const [help, setHelp] = useState(false);
   const [theme, changeTheme] = useTheme();
   const { parts: [view = "sessions", id, other], query } = useAddress();
   useKeys(() => setHelp(true));
-  if (!inside) return html`<${Login} onDone=${() => setInside(true)} />`;
+  useLayoutEffect(() => { // before anything is asked
+    const refuse = () => { setInside(false); setRefused(true); };
+    addEventListener("refused", refuse);
+    return () => removeEventListener("refused", refuse);
+  }, []);
+  if (!inside) return html`<${Login} refused=${refused} onDone=${() => { setRefused(false); setInside(true); }} />`;
   const leave = () => { api.forgetToken(); setInside(false); };
   const shown = view === "compare" ? "runs" : VIEWS.some(([key]) => key === view) ? view : "sessions";
   return html`<div class="shell">
@@ -138,4 +146,5 @@ function App() {
 }
 
 api.takeToken();
+addEventListener("hashchange", () => { if (api.takeToken()) location.reload(); }); // an address pasted into an open page
 render(html`<${App} />`, document.getElementById("app"));

@@ -31,7 +31,8 @@ const callers = new Map();
 export function useCaller() {
   const token = api.headers().Authorization;
   if (!callers.has(token)) callers.set(token, api.caller().catch(() => { callers.delete(token); return null; }));
-  const found = useLoaded(() => callers.get(token), [token]).value;
+  const asked = callers.get(token); // a refusal takes it out before it is waited for
+  const found = useLoaded(() => asked, [token]).value;
   return {
     may: (scope) => Boolean(found?.scopes.some((each) => each === scope || each === "admin")),
     seesAll: Boolean(found) && found.user_id == null,
@@ -89,11 +90,13 @@ const NAMES = [["tools", "Tool"], ["program", "Program"], ["user_id", "User"], [
 
 // Conditions on steps, as searches and the list of runs take them; they live in the address.
 export function Filters({ values, onChange, children }) {
+  const { seesAll } = useCaller();
   const change = (event) => onChange({ [event.target.name]: event.target.value });
+  const names = NAMES.filter(([name]) => name !== "user_id" || seesAll); // of one user there is nothing to choose
   return html`<fieldset class="filters"><legend class="hidden">Filters</legend>
     ${children}
     <${Choice} name="status" label="Status" value=${values.status} options=${STATUSES} onChange=${change} />
-    ${NAMES.map(([name, label]) => html`<label>${label}
+    ${names.map(([name, label]) => html`<label>${label}
       <input name=${name} value=${values[name] || ""} onChange=${change} placeholder="any" /></label>`)}
     <label>Score from <input name="min_score" type="number" step="any" value=${values.min_score || ""} onChange=${change} /></label>
     <label>Since <input name="since" type="date" value=${values.since || ""} onChange=${change} /></label>

@@ -1,7 +1,7 @@
 // Server-sent events over fetch: a POST starts a run; when the line breaks, the run's own event
 // stream is read on from the last event seen, so nothing is lost and nothing comes twice.
 
-import { BUSY, headers, pause, problemOf } from "./api.js";
+import { BUSY, pause, problemOf, send } from "./api.js";
 
 const FINAL = new Set(["run_completed", "run_failed", "run_cancelled"]);
 const LONGEST_PAUSE_MS = 8000;
@@ -36,16 +36,16 @@ async function readAll(response, onEvent) {
 }
 
 const again = (state, signal) =>
-  fetch(`runs/${encodeURIComponent(state.runId)}/events`, {
+  send(`runs/${encodeURIComponent(state.runId)}/events`, {
     signal,
-    headers: headers(state.lastId ? { Accept: STREAM, "Last-Event-ID": state.lastId } : { Accept: STREAM }),
+    headers: state.lastId ? { Accept: STREAM, "Last-Event-ID": state.lastId } : { Accept: STREAM },
   });
 
 const begin = ({ path, body }, signal) =>
-  fetch(path, {
+  send(path, {
     signal,
     method: "POST",
-    headers: headers({ "Content-Type": "application/json", Accept: STREAM }),
+    headers: { "Content-Type": "application/json", Accept: STREAM },
     body: JSON.stringify(body),
   });
 

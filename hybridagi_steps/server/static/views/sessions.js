@@ -37,7 +37,7 @@ export function SessionList({ chosen }) {
       <a class="card" href=${to("sessions", session.session_id)} aria-current=${session.session_id === chosen ? "true" : undefined}>
         <span class="card-title">${session.title || session.first_message || short(session.session_id, 40)}</span>
         <span class="card-note">
-          ${session.forked_from ? html`<span class="mark" title=${`forked from ${session.forked_from}`}>⑂ ${session.forked_at}</span>` : null}
+          ${session.forked_from ? html`<span class="mark" title=${`forked from ${session.forked_from}`}>fork at ${session.forked_at}</span>` : null}
           ${session.runs ? `${amount(session.runs)} ${session.runs === 1 ? "run" : "runs"}` : `${amount(session.messages)} ${session.messages === 1 ? "message" : "messages"}`}<span class="space"></span>
           <time title=${exactTime(session.updated_at)}>${ago(session.updated_at)}</time>
         </span></a></li>`)}</ul>
