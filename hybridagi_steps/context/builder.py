@@ -301,12 +301,12 @@ class ContextBuilder:
 
     def _measured(
         self, source: Source, system_prompt: str | None
-    ) -> tuple[str | None, list[Unit], dict[str, str], list[list[int]], int]:
+    ) -> tuple[str | None, list[Unit], dict[str, str], Sequence[Sequence[int]], int]:
         """Return the prompt, units, what summaries stand for, tokens, and how many are left."""
         system, known = source.in_units()
         system = system if system_prompt is None else system_prompt
         units, standing = replaced(known)
-        costs = source.tokens(units, self._count)
+        costs: Sequence[Sequence[int]] = source.tokens(units, self._count)
         if self.message_times:
             costs = [self._timed_costs(*each) for each in zip(units, costs, strict=True)]
         needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))

@@ -96,7 +96,7 @@ class Source:
         """Return the messages in units."""
         return self.conversation or message_units(self.messages)
 
-    def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[list[int]]:
+    def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[tuple[int, ...]]:
         """Return the tokens of each message of each unit, in either provider's form.
 
         A unit that was counted is not looked at again, and of the others only what is new counted.
@@ -105,16 +105,14 @@ class Source:
         uncounted = [u for u in units if u.costs is None or u.costs[0] != counter_id]
         self._look_up([unit for unit in uncounted if not unit.notes], counter_id)
         fresh: dict[str, dict[str, int]] = {}
+        same: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
         for unit in uncounted:
-            unit.costs = (
-                counter_id,
-                [
-                    tokens_of(message, counter)
-                    if unit.notes
-                    else self._cost(message, counter, fresh)
-                    for message in unit.messages
-                ],
+            costs = tuple(
+                tokens_of(message, counter) if unit.notes else self._cost(message, counter, fresh)
+                for message in unit.messages
             )
+            # Most units cost what another does: they share it.
+            unit.costs = same.setdefault(costs, (counter_id, costs))
         if self.token_store is not None:
             for kept_as, counts in fresh.items():
                 _keep(self.token_store, counts, kept_as)
@@ -144,7 +142,9 @@ class Source:
             if message.id not in counts.setdefault(kept_as, {}):
                 asked.setdefault(kept_as, []).append(message.id)
         for kept_as, ids in asked.items():
-            counts[kept_as] |= store.message_tokens(ids, kept_as)
+            known = store.message_tokens(ids, kept_as)
+            # The texts that the messages hold, not those of the answer.
+            counts[kept_as] |= {each: known[each] for each in ids if each in known}
 
     def names(self, message: Step) -> str:
         """Return what the receipt calls a message."""

@@ -57,11 +57,11 @@ class Unit:
     """As a provider gets them, in order."""
     place: int
     """Position of its last message in the conversation, from 0; of a line, in the line."""
-    notes: list[str] = field(default_factory=list[str])
+    notes: Sequence[str] = ()
     """What was repaired."""
     summary: bool = field(init=False)
     """Whether it stands for earlier messages."""
-    costs: tuple[str, list[int]] | None = None
+    costs: tuple[str, tuple[int, ...]] | None = None
     """Tokens of each message, behind the id of the counter that said so; None until counted."""
     fragments: Fragments | None = None
     """What it says in fragments, once it was quoted in part."""
@@ -137,7 +137,7 @@ class Grouping:
         sound, repairs = _sound(step)
         self._take(sound, place)
         if repairs and len(self._units) > units:
-            self._units[-1].notes += repairs
+            self._units[-1].notes = [*self._units[-1].notes, *repairs]
         speaks = step.role in _SPEAKERS and not step.tool_calls
         return self._units[-1] if speaks else None
 
@@ -182,7 +182,7 @@ class Grouping:
                 unique, attempt = call_id(step.id, number, known, attempt), attempt + 1
             if unique != native:
                 calls[number] = {**call, "id": unique}
-                unit.notes.append(f"call id {known!r:.60} became {unique}")
+                unit.notes = [*unit.notes, f"call id {known!r:.60} became {unique}"]
             self._used.add(unique)
             self._open.add(known, place, (waiting, number))
         if unit.notes:
@@ -202,7 +202,8 @@ class Grouping:
             step = step.model_copy(update={"tool_call_id": call["id"]})
         waiting.results[number] = step
         if self._units[-1] is not waiting.unit:
-            waiting.unit.notes.append("a result that came later was put beside its call")
+            note = "a result that came later was put beside its call"
+            waiting.unit.notes = [*waiting.unit.notes, note]
             self._reordered = True
         waiting.unit.place = place
         if None not in waiting.results:
