@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -29,6 +31,8 @@ _STEP_BYTES = 2_500
 """A decoded message without its words, with its unit."""
 _WORDS_TIMES = 4
 """How much of its words is held, with the index that finds it."""
+_LOOKED_AT, _REMEMBERED = 16, 1_000
+_NEVER = (-inf, inf)
 _GROUPINGS = 2
 """Windows of a line whose units are kept: all of it, and the newest messages."""
 
@@ -62,7 +66,10 @@ class SessionLines:
         self._lock = ForkSafeLock()  # for who changes a line; never held while the store is read
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._erasures: object = None
-        self._size = 0
+        self._size = self._reads = 0
+        self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Of a session, held or not, at which read it was read last, and how many reads had passed
+        since the one before."""
 
     def look(
         self, store: StoreBackend, session_id: str, branch_id: int | None = None
@@ -139,16 +146,41 @@ class SessionLines:
         """Forget everything, as after an erasure."""
         with self._lock:
             self._lines.clear()
+            self._seen.clear()
             self._size = 0
 
     def _keep(self, session_id: str, line: _Line, grown: int) -> None:
         """Keep a line as the one read last, and others as far as there is room."""
-        known = self._lines.pop(session_id, None)
+        newest, known = next(reversed(self._lines), None), self._lines.pop(session_id, None)
         self._size += grown if known is line else line.size - (known.size if known else 0)
         self._lines[session_id] = line
+        if session_id != newest:
+            self._reads += 1
+            before, _ = self._seen.pop(session_id, _NEVER)
+            self._seen[session_id] = self._reads, self._reads - before
         while self._size > MOST_BYTES and len(self._lines) > 1:
-            _, oldest = self._lines.popitem(last=False)
-            self._size -= oldest.size
+            self._size -= self._lines.pop(self._least_wanted()).size
+        if len(self._seen) > len(self._lines) + _REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _least_wanted(self) -> str:
+        """Return the session that waited longest for a reader, now or before it was read last.
+
+        Of sessions read in turn, one more than there is room for, all but two stay so, while that
+        which waits longest now is always the one that is read next. A few are looked at, but never
+        the one read last.
+
+        Reference: Jiang and Zhang 2002, "LIRS: an efficient low inter-reference recency set
+        replacement policy to improve buffer cache performance".
+        """
+        newest = islice(reversed(self._lines), 1, _LOOKED_AT)
+        oldest = islice(self._lines, min(len(self._lines) - 1, _LOOKED_AT))
+
+        def waited(session_id: str) -> float:
+            at, before = self._seen.get(session_id, _NEVER)
+            return max(self._reads - at, before)
+
+        return max((*newest, *oldest), key=waited)  # of equals the one read last
 
 
 @dataclass(slots=True)

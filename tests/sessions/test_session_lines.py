@@ -126,6 +126,38 @@ class TestWhatIsRead:
             assert contents(memory, name) == [step.content for step in said(20, name)]
         assert decoded == [20, 20, 20, 20]  # there is room for one
 
+    def test_of_sessions_read_in_turn_most_stay_where_one_too_many_is_read(
+        self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = self.sessions_of_which_all_but_one_fit(memory, monkeypatch)
+        for lap in range(4):
+            decoded.clear()
+            for name in names:
+                contents(memory, name)
+            assert len(decoded) <= (len(names) if lap == 0 else 2)
+
+    def test_sessions_that_are_read_now_take_the_place_of_those_that_were(
+        self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = self.sessions_of_which_all_but_one_fit(memory, monkeypatch)
+        for name in 10 * names[:-2]:
+            contents(memory, name)
+        decoded.clear()
+        for name in 10 * names[-2:]:
+            contents(memory, name)
+        assert len(decoded) <= 4
+
+    def sessions_of_which_all_but_one_fit(
+        self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> list[str]:
+        names = [f"chat-{n}" for n in range(6)]
+        for name in names:
+            add(memory, said(20, name), name)
+        contents(memory, names[0])
+        size = lines._lines_of(store_of(memory))._size  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(lines, "MOST_BYTES", (len(names) - 1) * size + size // 2)
+        return names
+
 
 class TestSameAsBefore:
     def test_a_growing_session_has_the_contexts_of_its_messages(self, memory: StepMemory) -> None:
