@@ -86,7 +86,7 @@ class Context:
     """The system prompt."""
     steps: list[Step]
     """The messages without the system prompt, as Steps."""
-    _originals: list[Step] = field(default_factory=list[Step], repr=False)
+    _originals: Sequence[Step] = field(default=(), repr=False)
     _stable: int = field(default=0, repr=False)
 
     @property
@@ -315,10 +315,10 @@ class ContextBuilder:
         return system, units, standing, costs, self.budget - needed
 
     def _timed_costs(self, unit: Unit, costs: Sequence[int]) -> list[int]:
-        messages = zip(unit.messages, map(timed, unit.messages), costs, strict=True)
+        pairs = ((said, timed(said)) for said in unit.messages)
         return [
             cost if shown is said else tokens_of(shown, self._count)
-            for said, shown, cost in messages
+            for (said, shown), cost in zip(pairs, costs, strict=True)
         ]
 
     def _messages(self, layout: Layout, source: Source) -> list[Step]:

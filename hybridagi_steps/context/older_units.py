@@ -66,7 +66,8 @@ class OlderUnits:
         self._units: dict[int, Unit] = {}
         self._held: list[Unit] = []
         self._naming, self._showing = _Places(), _Places()
-        self._message_ids: dict[int, str] = {}
+        self._rows, self._ids = array("q"), list[str]()
+        """The rows of messages in order, and the id of the message in each."""
         self._located: set[str] = set()
         self._unlocated: list[str] = []
 
@@ -102,13 +103,21 @@ class OlderUnits:
         shown = [message.id for unit in others for message in unit.messages]
         if new := [each for each in (*self._unlocated, *shown) if each not in self._located]:
             rows = store.rows_of_messages(new)
-            # The texts that the messages hold, not those of the answer.
-            self._message_ids |= {rows[each]: each for each in new if each in rows}
+            for message_id in filter(rows.__contains__, new):  # not the texts of the answer
+                self._note(rows[message_id], message_id)
         self._located, self._unlocated = {*shown}, []
 
     def message_in(self, row: int) -> str | None:
         """Return the id of the message of this session that stands in a row of the store."""
-        return self._message_ids.get(row)
+        at = bisect_left(self._rows, row)
+        return self._ids[at] if at < len(self._rows) and self._rows[at] == row else None
+
+    def _note(self, row: int, message_id: str) -> None:
+        """Note which message stands in a row."""
+        if self.message_in(row) is None:
+            at = bisect_left(self._rows, row)
+            self._rows.insert(at, row)
+            self._ids.insert(at, message_id)
 
     def by_words(self, query: str, limit: int) -> list[Unit]:
         """Return units that share the rarest words with a query, best first."""

@@ -56,7 +56,7 @@ _MEDIA = ("image", "document", "container_upload")
 class Source:
     """The messages of a conversation, and what is known about them."""
 
-    messages: list[Step]
+    messages: Sequence[Step]
     """In order; at least one is no system message."""
     session_id: str
     """The session they belong to."""
@@ -184,15 +184,10 @@ def with_user(source: Source, query: str | None = None) -> Source:
     if all(message.role is MessageRole.SYSTEM for message in source.messages):
         said = query if query and query.strip() else OPENING
         session_id, note = source.session_id, {SYNTHETIC: True}
-        source.messages.append(
-            Step(
-                id="query",
-                session_id=session_id,
-                role=MessageRole.USER,
-                content=said,
-                metadata=note,
-            )
+        query_message = Step(
+            id="query", session_id=session_id, role=MessageRole.USER, content=said, metadata=note
         )
+        source.messages = [*source.messages, query_message]
         source.token_store = source.conversation = source.counts = None
     return source
 

@@ -17,11 +17,12 @@ Each repair is told in the unit's notes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.fences import fenced, inert
+from hybridagi_steps.messages.kept import KeptMessage, kept, restored
 from hybridagi_steps.messages.parts import (
     OpenCalls,
     call_id,
@@ -49,32 +50,49 @@ SYNTHETIC = "synthetic"
 _SPEAKERS = (MessageRole.USER, MessageRole.ASSISTANT)
 
 
-@dataclass(slots=True)
 class Unit:
-    """Messages that stay together."""
+    """Messages that stay together.
 
-    messages: list[Step]
-    """As a provider gets them, in order."""
-    place: int
-    """Position of its last message in the conversation, from 0; of a line, in the line."""
-    notes: Sequence[str] = ()
-    """What was repaired."""
-    summary: bool = field(init=False)
-    """Whether it stands for earlier messages."""
-    costs: tuple[str, tuple[int, ...]] | None = None
-    """Tokens of each message, behind the id of the counter that said so; None until counted."""
-    fragments: Fragments | None = None
-    """What it says in fragments, once it was quoted in part."""
-    quoted: str | None = None
-    """What it says as it is quoted whole, once it was found."""
+    Args:
+        messages: As a provider gets them, in order.
+        place: Position of its last message in the conversation, from 0; of a line, in the line.
+        notes: What was repaired.
+    """
 
-    def __post_init__(self) -> None:
-        metadata = self.messages[0].metadata
+    __slots__ = ("_held", "costs", "fragments", "notes", "of_user", "place", "quoted", "summary")
+
+    def __init__(self, messages: list[Step], place: int, notes: Sequence[str] = ()) -> None:
+        self._held: list[Step] | tuple[KeptMessage, ...] = messages
+        self.place = place
+        self.notes = notes
+        self.of_user = messages[0].role is MessageRole.USER
+        metadata = messages[0].metadata
         self.summary = bool(metadata) and bool(as_list(metadata.get(SUMMARY_OF)))
+        """Whether it stands for earlier messages."""
+        self.costs: tuple[str, tuple[int, ...]] | None = None
+        """Tokens of each message, behind the id of the counter that said so; None until counted."""
+        self.fragments: Fragments | None = None
+        """What it says in fragments, once it was quoted in part."""
+        self.quoted: str | None = None
+        """What it says as it is quoted whole, once it was found."""
+
+    def __len__(self) -> int:
+        """Return how many messages there are."""
+        return len(self._held)
+
+    @property
+    def messages(self) -> list[Step]:
+        """The messages in order; made anew whenever they are asked for, once they are kept."""
+        return self._held if isinstance(self._held, list) else [*map(restored, self._held)]
+
+    def keep(self, messages: tuple[KeptMessage, ...] | None = None) -> None:
+        """Hold the messages in half the room, for good; those given are the same, kept already."""
+        if isinstance(self._held, list):
+            self._held = messages or tuple(map(kept, self._held))
 
     def begins_with_user(self) -> bool:
         """Whether a conversation may begin with this unit."""
-        return self.messages[0].role is MessageRole.USER
+        return self.of_user
 
 
 class Conversation(NamedTuple):
@@ -112,9 +130,13 @@ class Grouping:
 
     A unit whose calls are all answered is final: later conversations share it, so nobody may change
     one that was handed out. Knows the calls that wait.
+
+    Args:
+        keeps: Whether final units with calls hold their messages in half the room.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
+        self._keeps = keeps
         self.size = 0
         """How many messages it was given."""
         self._system: list[str] = []
@@ -207,7 +229,9 @@ class Grouping:
             self._reordered = True
         waiting.unit.place = place
         if None not in waiting.results:
-            self._units[waiting.position] = _filled(waiting)
+            unit = self._units[waiting.position] = _filled(waiting)
+            if self._keeps:
+                unit.keep()
             del self._unanswered[waiting.position]
 
 

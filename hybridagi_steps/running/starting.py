@@ -178,7 +178,7 @@ def _history(run: ActiveRun, before: History | None) -> Callable[[], Messages]:
     Imported ones are taken in advance: every step of the run has to name them, the first one too.
     """
     history = cache(partial(earlier, run, before, _profile(run)))
-    if any(source_of(step.metadata) for step in (before.messages if before else ())):
+    if before is not None and any(map(source_of, before.messages.values("metadata"))):
         history()
     return history
 

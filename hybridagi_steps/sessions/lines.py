@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
+from sys import getsizeof
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.messages.kept import KeptMessage, KeptMessages, kept, restored
 from hybridagi_steps.messages.units import Conversation, Grouping, Unit
 from hybridagi_steps.protocols import SessionFollower, StoreBackend
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -27,10 +29,11 @@ from hybridagi_steps.records.store_values import BranchPosition
 
 MOST_BYTES = 128 * 2**20
 """What the lines of a store may take together; the one that is read stays whatever it takes."""
-_STEP_BYTES = 2_500
-"""A decoded message without its words, with its unit."""
-_WORDS_TIMES = 4
-"""How much of its words is held, with the index that finds it."""
+_KEPT_BYTES, _INDEX_BYTES = 500, 80
+"""What a kept message takes with its unit, and in an index of units, besides what it says. An index
+takes about a byte for each character, too."""
+_NESTED_TIMES = 5
+"""How much more than as JSON nested values take."""
 _LOOKED_AT, _REMEMBERED = 16, 1_000
 _NEVER = (-inf, inf)
 _GROUPINGS = 2
@@ -43,8 +46,8 @@ TokenCounts = dict[str, dict[str, int]]
 class History(NamedTuple):
     """A part of a session's line. Its messages and units are shared: nobody may change any."""
 
-    messages: list[Step]
-    """In order; the list itself is the caller's own."""
+    messages: KeptMessages
+    """In order."""
     conversation: Conversation
     """The same in units."""
     counts: TokenCounts
@@ -97,10 +100,9 @@ class SessionLines:
                 line.users |= users
                 if users_after is not None:
                     line.users_after = end.sequence
-            before = line.size
             if line is known and messages:
                 line.extend(after + 1, messages)
-            self._keep(session_id, line, line.size - before)
+            self._keep(session_id, line)
         return end
 
     def read(
@@ -117,12 +119,11 @@ class SessionLines:
             for first, last in missing
         ]
         with self._lock:
-            before = line.size
             for first, found in parts:
                 line.extend(first, found)
             history = line.part(start, end)
             if self._tells and erasures == self._erasures:
-                self._keep(session_id, line, line.size - before)
+                self._keep(session_id, line)
         return history
 
     def users(
@@ -149,19 +150,26 @@ class SessionLines:
             self._seen.clear()
             self._size = 0
 
-    def _keep(self, session_id: str, line: _Line, grown: int) -> None:
+    def _keep(self, session_id: str, line: _Line) -> None:
         """Keep a line as the one read last, and others as far as there is room."""
-        newest, known = next(reversed(self._lines), None), self._lines.pop(session_id, None)
-        self._size += grown if known is line else line.size - (known.size if known else 0)
+        newest = next(reversed(self._lines), None)
+        self._drop(session_id)
         self._lines[session_id] = line
+        line.counted = line.size
+        self._size += line.counted
         if session_id != newest:
             self._reads += 1
             before, _ = self._seen.pop(session_id, _NEVER)
             self._seen[session_id] = self._reads, self._reads - before
         while self._size > MOST_BYTES and len(self._lines) > 1:
-            self._size -= self._lines.pop(self._least_wanted()).size
+            self._drop(self._least_wanted())
         if len(self._seen) > len(self._lines) + _REMEMBERED:
             self._seen.popitem(last=False)
+
+    def _drop(self, session_id: str) -> None:
+        """Forget a line, if there is one."""
+        if (line := self._lines.pop(session_id, None)) is not None:
+            self._size -= line.counted
 
     def _least_wanted(self) -> str:
         """Return the session that waited longest for a reader, now or before it was read last.
@@ -190,8 +198,9 @@ class _Line:
     branch_id: int
     first: int
     """The sequence of the first message that is held."""
-    messages: list[Step] = field(default_factory=list[Step])
-    size: int = _STEP_BYTES
+    messages: list[KeptMessage] = field(default_factory=list[KeptMessage])
+    counted: int = 0
+    """The size that it counted with when it was looked at last."""
     users: frozenset[str] = frozenset()
     """Whom its steps name."""
     users_after: int | None = None
@@ -202,6 +211,14 @@ class _Line:
     """Of each message the unit that it is by itself in any window; None where that depends."""
     counts: TokenCounts = field(default_factory=TokenCounts)
     kept: list[object] = field(default_factory=list[object])
+    _held: int = 0
+    _characters: int = 0
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        index = self._characters + _INDEX_BYTES * len(self.messages) if self.kept else 0
+        return _KEPT_BYTES * (1 + len(self.messages)) + self._held + index
 
     @property
     def last(self) -> int:
@@ -217,31 +234,34 @@ class _Line:
         """Take messages before or behind what is held, but for those that came meanwhile."""
         if first < self.first:
             new = found[: self.first - first]
-            self.messages[:0], self.first = new, first
+            self.messages[:0], self.first = map(kept, new), first
             self.units[:0] = [None] * len(new)
         else:
             new = found[self.last + 1 - first :]
-            self.messages += new
+            self.messages += map(kept, new)
             self.units += [None] * len(new)
-        self.size += sum(map(_size_of, new))
+        self._held += sum(map(_held_by, new))
+        self._characters += sum(len(one.content) for one in new if isinstance(one.content, str))
 
     def part(self, start: int, end: BranchPosition) -> History:
         """Return a range that is held."""
         begin, stop = start - self.first, end.sequence - self.first + 1
         grouping = self.groupings.pop(start, None)
         if grouping is None or grouping.size > stop - begin:  # or an earlier end than before
-            grouping = Grouping()
+            grouping = Grouping(keeps=True)
         self.groupings[start] = grouping
         if len(self.groupings) > _GROUPINGS:
             self.groupings.popitem(last=False)
         for place in range(begin + grouping.size, stop):
             if (unit := self.units[place]) is not None:
                 grouping.share(unit)
-            else:
-                self.units[place] = grouping.add(self.messages[place], self.first - 1 + place)
-        return History(
-            self.messages[begin:stop], grouping.conversation(), self.counts, end, self.kept
-        )
+                continue
+            message = self.messages[place]
+            unit = self.units[place] = grouping.add(restored(message), self.first - 1 + place)
+            if unit is not None:
+                unit.keep(None if unit.notes else (message,))
+        messages = KeptMessages(self.messages[begin:stop])
+        return History(messages, grouping.conversation(), self.counts, end, self.kept)
 
 
 _known: WeakKeyDictionary[StoreBackend, SessionLines] = WeakKeyDictionary()
@@ -296,12 +316,8 @@ def _lines_of(store: StoreBackend) -> SessionLines:
         return _known.get(store) or _known.setdefault(store, SessionLines(store))
 
 
-def _size_of(message: Step) -> int:
-    """Return about how many bytes a message takes."""
-    words = len(message.content) if isinstance(message.content, str) else 0
-    nested = (None if words else message.content, message.tool_calls, message.metadata)
-    return (
-        _STEP_BYTES
-        + _WORDS_TIMES * words
-        + sum(2 * len(orjson.dumps(part)) for part in nested if part)
-    )
+def _held_by(message: Step) -> int:
+    """Return about how many bytes take what a message says, and what is known of it."""
+    said = message.content if isinstance(message.content, str) else ""
+    nested = (None if said else message.content, message.tool_calls, message.metadata)
+    return getsizeof(said) + sum(_NESTED_TIMES * len(orjson.dumps(each)) for each in nested if each)

@@ -119,7 +119,7 @@ class TestWhatIsRead:
     def test_room_is_bounded_and_answers_are_not(
         self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lines, "MOST_BYTES", 100_000)
+        monkeypatch.setattr(lines, "MOST_BYTES", 20_000)
         for name in ("a", "b", "c"):
             add(memory, said(20, name), name)
         for name in ("a", "b", "c", "a"):
