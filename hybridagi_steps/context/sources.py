@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 from uuid import UUID, uuid5
 
@@ -103,14 +104,12 @@ class Source:
         """
         counter_id = counter.counter.counter_id
         uncounted = [u for u in units if u.costs is None or u.costs[0] != counter_id]
-        self._look_up([unit for unit in uncounted if not unit.notes], counter_id)
+        asked = [self._asked(unit, counter_id) for unit in uncounted]
+        self._look_up(chain.from_iterable(asked))
         fresh: dict[str, dict[str, int]] = {}
         same: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
-        for unit in uncounted:
-            costs = tuple(
-                tokens_of(message, counter) if unit.notes else self._cost(message, counter, fresh)
-                for message in unit.messages
-            )
+        for unit, keys in zip(uncounted, asked, strict=True):
+            costs = self._costs(unit, keys, counter, fresh)
             # Most units cost what another does: they share it.
             unit.costs = same.setdefault(costs, (counter_id, costs))
         if self.token_store is not None:
@@ -118,30 +117,47 @@ class Source:
                 _keep(self.token_store, counts, kept_as)
         return [unit.costs[1] for unit in units if unit.costs is not None]
 
-    def _cost(
-        self, message: Step, counter: MessageCounter, fresh: dict[str, dict[str, int]]
-    ) -> int:
-        """Return the tokens of a message that goes out as it is; note those that were not known."""
-        if self.counts is None:
-            return tokens_of(message, counter)
-        kept_as = _kept_as(message, counter.counter.counter_id)
-        known = self.counts.setdefault(kept_as, {})
-        if (cost := known.get(message.id)) is None:
-            cost = known[message.id] = tokens_of(message, counter)
-            fresh.setdefault(kept_as, {})[message.id] = cost
-        return cost
+    def _asked(self, unit: Unit, counter_id: str) -> list[tuple[str, str]]:
+        """Return under which ids the counts of a unit's messages are kept, and their own ids.
 
-    def _look_up(self, units: Sequence[Unit], counter_id: str) -> None:
+        Of a unit that was repaired, or whose messages may share an id, no count is kept.
+        """
+        if unit.notes or self.counts is None:
+            return []
+        return [(_kept_as(message, counter_id), message.id) for message in unit.messages]
+
+    def _costs(
+        self,
+        unit: Unit,
+        asked: Sequence[tuple[str, str]],
+        counter: MessageCounter,
+        fresh: dict[str, dict[str, int]],
+    ) -> tuple[int, ...]:
+        """Return the tokens of a unit's messages; note those that were not known."""
+        counts = self.counts
+        if counts is None or not asked:
+            return tuple(tokens_of(message, counter) for message in unit.messages)
+        known = [counts[kept_as].get(message_id) for kept_as, message_id in asked]
+        for place, cost in enumerate(known):
+            if cost is None:
+                kept_as, message_id = asked[place]
+                known[place] = counted = tokens_of(unit.messages[place], counter)
+                counts[kept_as][message_id] = counted
+                fresh.setdefault(kept_as, {})[message_id] = counted
+        return tuple(cost for cost in known if cost is not None)
+
+    def _look_up(self, asked: Iterable[tuple[str, str]]) -> None:
         """Read the counts that are kept of messages which nobody here has counted."""
         store, counts = self.token_store, self.counts
-        if store is None or counts is None:
+        if counts is None:
             return
-        asked: dict[str, list[str]] = {}
-        for message in (message for unit in units for message in unit.messages):
-            kept_as = _kept_as(message, counter_id)
-            if message.id not in counts.setdefault(kept_as, {}):
-                asked.setdefault(kept_as, []).append(message.id)
-        for kept_as, ids in asked.items():
+        unknown: dict[str, list[str]] = {}
+        for kept_as, message_id in asked:
+            if message_id not in counts.setdefault(kept_as, {}):
+                unknown.setdefault(kept_as, []).append(message_id)
+        for kept_as, ids in unknown.items():
+            if store is None:
+                continue
             known = store.message_tokens(ids, kept_as)
             # The texts that the messages hold, not those of the answer.
             counts[kept_as] |= {each: known[each] for each in ids if each in known}
