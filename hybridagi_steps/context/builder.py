@@ -168,7 +168,8 @@ class ContextBuilder:
             counter: Counts tokens: whatever `token_counter` takes.
             where: Which steps of the memory may be recalled. Unless it names a `user_id`, only
                 those of the user that the running code is recorded for, else of the only user that
-                the session's steps name, else those of no user; None stands for all users.
+                the session's steps name, else of its owner if its messages name nobody else, else
+                those of no user; None stands for all users.
             trust: Least trust of a step that may be recalled, as in `where`: `own`, `team`, or
                 `imported`, which is all. What is not the user's own says where it comes from.
             aim: What the memory is searched for, as in `memory.search`: `next`, `episode`, `tool`.

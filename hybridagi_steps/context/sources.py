@@ -64,7 +64,7 @@ class Source:
     of_agent_steps: bool = False
     """Whether AgentSteps were given: then those are what receipts name."""
     users: set[str | None] = field(default_factory=set[str | None])
-    """Whom the AgentSteps that were given name; None for a step that names nobody."""
+    """Whom the AgentSteps that were given, or else the messages, name; None for nobody."""
     token_store: MessageTokenStore | None = None
     """Where token counts are kept."""
     last_step: AgentStep | None = None
@@ -91,6 +91,7 @@ class Source:
             counts=history.counts,
             end=history.end,
             kept=history.kept,
+            users={*history.users},
         )
 
     def in_units(self) -> Conversation:
@@ -214,8 +215,8 @@ def recallable(
     """Return which steps a conversation may recall, and whether only those that name no user.
 
     They are its user's, unless `where` says whose. Its user is the one that the running code is
-    recorded for, else the only one that its steps name. Whoever is not known to be somebody gets
-    the steps of nobody.
+    recorded for, else the only one that its steps name, else the only one that its messages name,
+    if the session is his. Whoever is not known to be somebody gets the steps of nobody.
     """
     asked = where or StepFilter()
     if memory is None or asked.says_whose:
@@ -235,9 +236,9 @@ def newest_step(memory: StepMemory | None, source: Source) -> AgentStep | None:
 
 
 def _user_of(memory: StepMemory, source: Source) -> str | None:
+    users = {user for user in source.users if user is not None}
     if not source.of_agent_steps:
-        return only_user(memory.repository().store, source.session_id, source.end)
-    users = source.users - {None}
+        return only_user(memory.repository().store, source.session_id, source.end, users)
     return users.pop() if len(users) == 1 else None
 
 
@@ -295,7 +296,8 @@ def _keep(store: MessageTokenStore, counts: dict[str, int], counter_id: str) -> 
 def _given(steps: list[Any]) -> Source:
     if all(isinstance(step, Step) for step in steps):
         messages: list[Step] = steps
-        return Source(list(messages), messages[0].session_id if messages else _NO_SESSION)
+        session_id = messages[0].session_id if messages else _NO_SESSION
+        return Source(list(messages), session_id, users={step.user_id for step in messages})
     if all(isinstance(step, AgentStep) for step in steps):
         messages = to_messages(steps, carry=False)
         users = {step.user_id for step in steps}

@@ -9,7 +9,8 @@ nobody may change one. Grouping them into units goes on where it stopped, too.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -20,6 +21,7 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.messages.kept import KeptMessage, KeptMessages, kept, restored
 from hybridagi_steps.messages.units import Conversation, Grouping, Unit
 from hybridagi_steps.protocols import SessionFollower, StoreBackend
@@ -56,6 +58,8 @@ class History(NamedTuple):
     """Its last message."""
     kept: list[object]
     """What readers keep with this line; it is forgotten with it."""
+    users: frozenset[str]
+    """Whom messages of this line name, in this part or in another."""
 
 
 class SessionLines:
@@ -211,6 +215,8 @@ class _Line:
     """Of each message the unit that it is by itself in any window; None where that depends."""
     counts: TokenCounts = field(default_factory=TokenCounts)
     kept: list[object] = field(default_factory=list[object])
+    named: frozenset[str] = frozenset()
+    """Whom its messages name."""
     _held: int = 0
     _characters: int = 0
 
@@ -240,6 +246,7 @@ class _Line:
             new = found[self.last + 1 - first :]
             self.messages += map(kept, new)
             self.units += [None] * len(new)
+        self.named |= {one.user_id for one in new if one.user_id is not None}
         self._held += sum(map(_held_by, new))
         self._characters += sum(len(one.content) for one in new if isinstance(one.content, str))
 
@@ -261,7 +268,8 @@ class _Line:
             if unit is not None:
                 unit.keep(None if unit.notes else (message,))
         messages = KeptMessages(self.messages[begin:stop])
-        return History(messages, grouping.conversation(), self.counts, end, self.kept)
+        units = grouping.conversation()
+        return History(messages, units, self.counts, end, self.kept, self.named)
 
 
 _known: WeakKeyDictionary[StoreBackend, SessionLines] = WeakKeyDictionary()
@@ -295,13 +303,28 @@ def look_at(store: StoreBackend, session_id: str, branch_id: int | None = None) 
     return _lines_of(store).look(store, session_id, branch_id)
 
 
-def only_user(store: StoreBackend, session_id: str, end: BranchPosition | None) -> str | None:
+def only_user(
+    store: StoreBackend,
+    session_id: str,
+    end: BranchPosition | None,
+    named: Set[str] = frozenset(),
+) -> str | None:
     """Return the only user that a session's steps name; None for nobody, and for several.
 
     They are asked for once, and from then on only what is new of the session is looked at; always
     where no `end` is known, as of a session that has no messages.
+
+    Args:
+        store: Where the session is.
+        session_id: The session.
+        end: Where it was seen to end.
+        named: Whom its messages name: where its steps name nobody, it is the only one of these,
+            if the session is his.
     """
     users = _lines_of(store).users(store, session_id, end)
+    if not users and len(named) == 1:
+        with suppress(UnknownSessionError):
+            users = named & {store.session_owner(session_id)}
     return next(iter(users)) if len(users) == 1 else None
 
 
