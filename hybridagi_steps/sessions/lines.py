@@ -34,7 +34,7 @@ MOST_BYTES = 128 * 2**20
 _KEPT_BYTES, _INDEX_BYTES = 500, 80
 """What a kept message takes with its unit, and in an index of units, besides what it says. An index
 takes about a byte for each character, too."""
-_NESTED_TIMES = 5
+_NESTED_TIMES = 8
 """How much more than as JSON nested values take."""
 _LOOKED_AT, _REMEMBERED = 16, 1_000
 _NEVER = (-inf, inf)

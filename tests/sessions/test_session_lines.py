@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ from hybridagi_steps.messages.agent_steps import to_messages
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import ERASED, MessageRole, Step
 from hybridagi_steps.sessions import lines
-from hybridagi_steps.sessions.lines import history_of
+from hybridagi_steps.sessions.lines import forget_history, history_of
 
 CANARY = "the vault opens at half past nine"
 Decoded = list[int]
@@ -147,6 +148,28 @@ class TestWhatIsRead:
             contents(memory, name)
         assert len(decoded) <= 4
 
+    @pytest.mark.parametrize("k", [0, None])
+    def test_a_line_counts_for_about_what_it_takes(self, memory: StepMemory, k: int | None) -> None:
+        talk = to_messages(shipped_steps(), session_id="chat", carry=False)
+        add(memory, talk)
+        add(memory, said(50, "other"), "other")
+        memory.flush()
+        for name in ("chat", "other"):  # which reads and caches what no line holds
+            ContextBuilder(memory, k=k).build(session_id=name)
+        forget_history(store_of(memory))
+        gc.collect()
+        tracemalloc.start(1)
+        try:
+            ContextBuilder(memory, k=k).build(session_id="chat")
+            gc.collect()
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        ContextBuilder(memory, k=k).build(session_id="chat")
+        size = lines._lines_of(store_of(memory))._size  # pyright: ignore[reportPrivateUsage]
+        assert 0.7 < size / taken < 1.3
+        assert taken < (2_000 if k == 0 else 2_800) * len(talk)
+
     def sessions_of_which_all_but_one_fit(
         self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
     ) -> list[str]:
@@ -261,7 +284,7 @@ class TestErasure:
             other.purge({"user_id": "ann"})
             assert CANARY not in str(contents(mine, "fork"))
             assert ERASED in str(contents(mine, "fork"))
-            told = history_of(store_of(mine), "fork").messages
+            told = [*history_of(store_of(mine), "fork").messages]
             assert CANARY not in str(told)
 
     def test_a_session_of_the_same_name_begins_anew(self, memory: StepMemory) -> None:
