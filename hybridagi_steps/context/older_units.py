@@ -15,9 +15,10 @@ from operator import is_not
 import numpy as np
 
 from hybridagi_steps.messages.agent_steps import shown_steps
-from hybridagi_steps.messages.units import Unit, unit_text
+from hybridagi_steps.messages.units import Unit, messages_text
 from hybridagi_steps.protocols import MessageIndex, StoreBackend
 from hybridagi_steps.records.excerpts import identifiers, words, words_and_names
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.search.bm25 import Document, LexicalIndex
 
 _COMMONEST = 0.3
@@ -86,11 +87,11 @@ class OlderUnits:
         gone = [unit for place, unit in before.items() if wanted.get(place) is not unit]
         new = [unit for place, unit in wanted.items() if before.get(place) is not unit]
         for unit in gone:
-            for places, key in self._keys(unit, identifiers(unit_text(unit))):
+            said = unit.messages
+            for places, key in self._keys(said, identifiers(messages_text(said))):
                 places.discard(key, unit.place)
         self._words.remove(np.array([unit.place for unit in gone], np.int64))
         self._words.add(self._taken_in(unit) for unit in new)
-        self._unlocated += [message.id for unit in new for message in unit.messages]
         for unit in gone:
             del self._units[unit.place]
         self._units.update((unit.place, unit) for unit in new)
@@ -137,16 +138,18 @@ class OlderUnits:
         return self._units[places[-1]] if places else None
 
     def _taken_in(self, unit: Unit) -> Document:
-        found, names = words_and_names(unit_text(unit))
-        for places, key in self._keys(unit, names):
+        said = unit.messages
+        found, names = words_and_names(messages_text(said))
+        for places, key in self._keys(said, names):
             places.add(key, unit.place)
+        self._unlocated += [message.id for message in said]
         return Document(unit.place, found)
 
-    def _keys(self, unit: Unit, names: Iterable[str]) -> Generator[tuple[_Places, str]]:
+    def _keys(self, said: Iterable[Step], names: Iterable[str]) -> Generator[tuple[_Places, str]]:
         """Yield by what a unit is found besides its words."""
         for name in names:
             yield self._naming, name
-        for message in unit.messages:
+        for message in said:
             for step_id in (message.id, *shown_steps(message)):
                 yield self._showing, step_id
 

@@ -299,7 +299,12 @@ def unit_text(unit: Unit) -> str:
 
     Only these begin a line; further lines of what they say are set in.
     """
-    return "\n".join(line for message in unit.messages for line in _lines(message))
+    return messages_text(unit.messages)
+
+
+def messages_text(messages: Iterable[Step]) -> str:
+    """Return the same of a unit's messages."""
+    return "\n".join(line for message in messages for line in _lines(message))
 
 
 def _lines(message: Step) -> Iterator[str]:
