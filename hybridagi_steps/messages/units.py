@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
 from hybridagi_steps.messages.fences import fenced, inert
-from hybridagi_steps.messages.kept import KeptMessage, kept, restored
 from hybridagi_steps.messages.parts import (
     OpenCalls,
     call_id,
@@ -41,7 +40,14 @@ from hybridagi_steps.records.json_reading import (
     text_of,
 )
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
+from hybridagi_steps.records.message import (
+    SUMMARY_OF,
+    KeptMessage,
+    MessageRole,
+    Step,
+    kept,
+    restored,
+)
 
 THINKING = "thinking"
 """Metadata key: Anthropic's thinking blocks, with the signatures that it wants back."""

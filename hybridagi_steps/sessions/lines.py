@@ -22,11 +22,10 @@ import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import UnknownSessionError
-from hybridagi_steps.messages.kept import KeptMessage, KeptMessages, kept, restored
 from hybridagi_steps.messages.units import Conversation, Grouping, Unit
 from hybridagi_steps.protocols import SessionFollower, StoreBackend
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import KeptMessage, KeptMessages, Step, kept, restored
 from hybridagi_steps.records.store_values import BranchPosition
 
 MOST_BYTES = 128 * 2**20
