@@ -2,8 +2,9 @@
 
 A branch only ever grows while a session reads it, so what was read of it stays true. What else can
 happen (an erasure, a sweep of what nobody read) leaves a tombstone or begins an epoch, in whichever
-process: then everything is forgotten. Messages handed out are shared by all who read the session:
-nobody may change one. Grouping them into units goes on where it stopped, too.
+process: then everything is forgotten. Messages are kept in half their room and made again when they
+are asked for; what is nested in them is shared by all who read the session: nobody may change it.
+Grouping them into units goes on where it stopped, too.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ takes about a byte for each character, too."""
 _NESTED_TIMES = 8
 """How much more than as JSON nested values take."""
 _LOOKED_AT, _REMEMBERED = 16, 1_000
+"""Lines at either end that are looked at for the one to forget, and forgotten ones whose last read
+is remembered."""
 _NEVER = (-inf, inf)
 _GROUPINGS = 2
 """Windows of a line whose units are kept: all of it, and the newest messages."""
