@@ -136,13 +136,11 @@ class Grouping:
 
     A unit whose calls are all answered is final: later conversations share it, so nobody may change
     one that was handed out. Knows the calls that wait.
-
-    Args:
-        keeps: Whether final units with calls hold their messages in half the room.
     """
 
-    def __init__(self, *, keeps: bool = False) -> None:
-        self._keeps = keeps
+    def __init__(self) -> None:
+        self.keeps = False
+        """Whether units with calls hold their messages in half the room once they are final."""
         self.size = 0
         """How many messages it was given."""
         self._system: list[str] = []
@@ -236,7 +234,7 @@ class Grouping:
         waiting.unit.place = place
         if None not in waiting.results:
             unit = self._units[waiting.position] = _filled(waiting)
-            if self._keeps:
+            if self.keeps:
                 unit.keep()
             del self._unanswered[waiting.position]
 

@@ -229,8 +229,10 @@ def kept(message: Step) -> KeptMessage:
 
 def restored(message: KeptMessage) -> Step:
     """Return the message that was kept, in a microsecond."""
-    names, *values = message
-    return unvalidated(Step, _NOTHING | dict(zip(names, values, strict=True)))
+    fields = iter(message)
+    values = _NOTHING.copy()
+    values.update(zip(next(fields), fields, strict=True))
+    return unvalidated(Step, values)
 
 
 class KeptMessages(Sequence[Step]):
@@ -259,8 +261,9 @@ class KeptMessages(Sequence[Step]):
 
     def values(self, name: str) -> Iterator[Any]:
         """Yield the value of a field in each, without making any."""
-        for names, *values in self._messages:
-            yield values[names.index(name)] if name in names else None
+        for message in self._messages:
+            names: tuple[str, ...] = message[0]
+            yield message[names.index(name) + 1] if name in names else None
 
 
 _RANDOM_BITS = 62

@@ -31,6 +31,10 @@ from hybridagi_steps.records.store_values import BranchPosition
 
 MOST_BYTES = 128 * 2**20
 """What the lines of a store may take together; the one that is read stays whatever it takes."""
+_SHORT = 1_000
+"""Messages of a line up to which units hold theirs whole: to make them again takes a third of a
+turn that sends them all."""
+_WHOLE_BYTES = 540
 _KEPT_BYTES, _INDEX_BYTES = 500, 80
 """What a kept message takes with its unit, and in an index of units, besides what it says. An index
 takes about a byte for each character, too."""
@@ -220,13 +224,16 @@ class _Line:
     named: frozenset[str] = frozenset()
     """Whom its messages name."""
     _held: int = 0
+    _whole: int = 0
+    """Messages that units hold whole, as they do while the line is short."""
     _characters: int = 0
 
     @property
     def size(self) -> int:
         """About how many bytes it takes."""
         index = self._characters + _INDEX_BYTES * len(self.messages) if self.kept else 0
-        return _KEPT_BYTES * (1 + len(self.messages)) + self._held + index
+        kept = _KEPT_BYTES * (1 + len(self.messages)) + _WHOLE_BYTES * self._whole
+        return kept + self._held + index
 
     @property
     def last(self) -> int:
@@ -257,18 +264,20 @@ class _Line:
         begin, stop = start - self.first, end.sequence - self.first + 1
         grouping = self.groupings.pop(start, None)
         if grouping is None or grouping.size > stop - begin:  # or an earlier end than before
-            grouping = Grouping(keeps=True)
+            grouping = Grouping()
         self.groupings[start] = grouping
         if len(self.groupings) > _GROUPINGS:
             self.groupings.popitem(last=False)
+        grouping.keeps = len(self.messages) > _SHORT
         for place in range(begin + grouping.size, stop):
             if (unit := self.units[place]) is not None:
                 grouping.share(unit)
                 continue
             message = self.messages[place]
             unit = self.units[place] = grouping.add(restored(message), self.first - 1 + place)
-            if unit is not None:
+            if unit is not None and grouping.keeps:
                 unit.keep(None if unit.notes else (message,))
+            self._whole += not grouping.keeps
         messages = KeptMessages(self.messages[begin:stop])
         units = grouping.conversation()
         return History(messages, units, self.counts, end, self.kept, self.named)
