@@ -86,7 +86,7 @@ class Context:
     """The system prompt."""
     steps: list[Step]
     """The messages without the system prompt, as Steps."""
-    _originals: list[Step] = field(default_factory=list[Step], repr=False)
+    _originals: Sequence[Step] = field(default=(), repr=False)
     _stable: int = field(default=0, repr=False)
 
     @property
@@ -168,8 +168,8 @@ class ContextBuilder:
             counter: Counts tokens: whatever `token_counter` takes.
             where: Which steps of the memory may be recalled. Unless it names a `user_id`, only
                 those of the user that the running code is recorded for, else of the only user that
-                the session's steps and messages name, else those of no user; None stands for
-                all users.
+                the session's steps and messages name (who owns it, where messages alone do), else
+                those of no user; None stands for all users.
             trust: Least trust of a step that may be recalled, as in `where`: `own`, `team`, or
                 `imported`, which is all. What is not the user's own says where it comes from.
             aim: What the memory is searched for, as in `memory.search`: `next`, `episode`, `tool`.
@@ -302,12 +302,12 @@ class ContextBuilder:
 
     def _measured(
         self, source: Source, system_prompt: str | None
-    ) -> tuple[str | None, list[Unit], dict[str, str], list[list[int]], int]:
+    ) -> tuple[str | None, list[Unit], dict[str, str], Sequence[Sequence[int]], int]:
         """Return the prompt, units, what summaries stand for, tokens, and how many are left."""
         system, known = source.in_units()
         system = system if system_prompt is None else system_prompt
         units, standing = replaced(known)
-        costs = source.tokens(units, self._count)
+        costs: Sequence[Sequence[int]] = source.tokens(units, self._count)
         if self.message_times:
             costs = [self._timed_costs(*each) for each in zip(units, costs, strict=True)]
         needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
@@ -316,10 +316,10 @@ class ContextBuilder:
         return system, units, standing, costs, self.budget - needed
 
     def _timed_costs(self, unit: Unit, costs: Sequence[int]) -> list[int]:
-        messages = zip(unit.messages, map(timed, unit.messages), costs, strict=True)
+        pairs = ((said, timed(said)) for said in unit.messages)
         return [
             cost if shown is said else tokens_of(shown, self._count)
-            for said, shown, cost in messages
+            for (said, shown), cost in zip(pairs, costs, strict=True)
         ]
 
     def _messages(self, layout: Layout, source: Source) -> list[Step]:

@@ -103,7 +103,7 @@ class Layout:
     def stable(self) -> int:
         """How many messages stand before what is recalled, and before the newest unit."""
         before = [*self.front, *range(self.start, len(self.units) - 1)]
-        return sum(len(self.units[n].messages) for n in before) + self.opening
+        return sum(len(self.units[n]) for n in before) + self.opening
 
     def messages(self, session_id: str) -> list[Step]:
         """Return the messages in order."""

@@ -282,7 +282,7 @@ def recalled_unit(unit: Unit, why: Callable[[], str]) -> Recalled:
     """Return a unit of the session as something to quote."""
     first = unit.messages[0]
     step_id = next(iter(shown_steps(first)), first.id)
-    span = (unit.place - len(unit.messages) + 1, unit.place)
+    span = (unit.place - len(unit) + 1, unit.place)
     line = ("session", first.session_id)
     return Recalled(step_id, first.run_id, first.created_at, unit, why, line, span)
 

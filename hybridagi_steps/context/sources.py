@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 from uuid import UUID, uuid5
 
@@ -37,7 +38,7 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.json_reading import JsonObject, as_list
 from hybridagi_steps.records.message import MessageRole, Step, in_utc
 from hybridagi_steps.records.store_values import PROFILES, BranchPosition
-from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, users_of
+from hybridagi_steps.sessions.lines import History, TokenCounts, history_of, only_user
 from hybridagi_steps.sessions.session_checks import check_session, checked_user
 from hybridagi_steps.token_counters import MessageCounter
 
@@ -56,14 +57,14 @@ _MEDIA = ("image", "document", "container_upload")
 class Source:
     """The messages of a conversation, and what is known about them."""
 
-    messages: list[Step]
+    messages: Sequence[Step]
     """In order; at least one is no system message."""
     session_id: str
     """The session they belong to."""
     of_agent_steps: bool = False
     """Whether AgentSteps were given: then those are what receipts name."""
     users: set[str | None] = field(default_factory=set[str | None])
-    """Whom the AgentSteps that were given name; None for a step that names nobody."""
+    """Whom the AgentSteps that were given, or else the messages, name; None for nobody."""
     token_store: MessageTokenStore | None = None
     """Where token counts are kept."""
     last_step: AgentStep | None = None
@@ -90,61 +91,77 @@ class Source:
             counts=history.counts,
             end=history.end,
             kept=history.kept,
+            users={*history.users},
         )
 
     def in_units(self) -> Conversation:
         """Return the messages in units."""
         return self.conversation or message_units(self.messages)
 
-    def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[list[int]]:
+    def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[tuple[int, ...]]:
         """Return the tokens of each message of each unit, in either provider's form.
 
         A unit that was counted is not looked at again, and of the others only what is new counted.
         """
         counter_id = counter.counter.counter_id
         uncounted = [u for u in units if u.costs is None or u.costs[0] != counter_id]
-        self._look_up([unit for unit in uncounted if not unit.notes], counter_id)
+        asked = [self._asked(unit, counter_id) for unit in uncounted]
+        self._look_up(chain.from_iterable(asked))
         fresh: dict[str, dict[str, int]] = {}
-        for unit in uncounted:
-            unit.costs = (
-                counter_id,
-                [
-                    tokens_of(message, counter)
-                    if unit.notes
-                    else self._cost(message, counter, fresh)
-                    for message in unit.messages
-                ],
-            )
+        same: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
+        for unit, keys in zip(uncounted, asked, strict=True):
+            costs = self._costs(unit, keys, counter, fresh)
+            # Most units cost what another does: they share it.
+            unit.costs = same.setdefault(costs, (counter_id, costs))
         if self.token_store is not None:
             for kept_as, counts in fresh.items():
                 _keep(self.token_store, counts, kept_as)
         return [unit.costs[1] for unit in units if unit.costs is not None]
 
-    def _cost(
-        self, message: Step, counter: MessageCounter, fresh: dict[str, dict[str, int]]
-    ) -> int:
-        """Return the tokens of a message that goes out as it is; note those that were not known."""
-        if self.counts is None:
-            return tokens_of(message, counter)
-        kept_as = _kept_as(message, counter.counter.counter_id)
-        known = self.counts.setdefault(kept_as, {})
-        if (cost := known.get(message.id)) is None:
-            cost = known[message.id] = tokens_of(message, counter)
-            fresh.setdefault(kept_as, {})[message.id] = cost
-        return cost
+    def _asked(self, unit: Unit, counter_id: str) -> list[tuple[str, str]]:
+        """Return under which ids the counts of a unit's messages are kept, and their own ids.
 
-    def _look_up(self, units: Sequence[Unit], counter_id: str) -> None:
+        Of a unit that was repaired, or whose messages may share an id, no count is kept.
+        """
+        if unit.notes or self.counts is None:
+            return []
+        return [(_kept_as(message, counter_id), message.id) for message in unit.messages]
+
+    def _costs(
+        self,
+        unit: Unit,
+        asked: Sequence[tuple[str, str]],
+        counter: MessageCounter,
+        fresh: dict[str, dict[str, int]],
+    ) -> tuple[int, ...]:
+        """Return the tokens of a unit's messages; note those that were not known."""
+        counts = self.counts
+        if counts is None or not asked:
+            return tuple(tokens_of(message, counter) for message in unit.messages)
+        known = [counts[kept_as].get(message_id) for kept_as, message_id in asked]
+        for place, cost in enumerate(known):
+            if cost is None:
+                kept_as, message_id = asked[place]
+                known[place] = counted = tokens_of(unit.messages[place], counter)
+                counts[kept_as][message_id] = counted
+                fresh.setdefault(kept_as, {})[message_id] = counted
+        return tuple(cost for cost in known if cost is not None)
+
+    def _look_up(self, asked: Iterable[tuple[str, str]]) -> None:
         """Read the counts that are kept of messages which nobody here has counted."""
         store, counts = self.token_store, self.counts
-        if store is None or counts is None:
+        if counts is None:
             return
-        asked: dict[str, list[str]] = {}
-        for message in (message for unit in units for message in unit.messages):
-            kept_as = _kept_as(message, counter_id)
-            if message.id not in counts.setdefault(kept_as, {}):
-                asked.setdefault(kept_as, []).append(message.id)
-        for kept_as, ids in asked.items():
-            counts[kept_as] |= store.message_tokens(ids, kept_as)
+        unknown: dict[str, list[str]] = {}
+        for kept_as, message_id in asked:
+            if message_id not in counts.setdefault(kept_as, {}):
+                unknown.setdefault(kept_as, []).append(message_id)
+        for kept_as, ids in unknown.items():
+            if store is None:
+                continue
+            known = store.message_tokens(ids, kept_as)
+            # The texts that the messages hold, not those of the answer.
+            counts[kept_as] |= {each: known[each] for each in ids if each in known}
 
     def names(self, message: Step) -> str:
         """Return what the receipt calls a message."""
@@ -184,15 +201,10 @@ def with_user(source: Source, query: str | None = None) -> Source:
     if all(message.role is MessageRole.SYSTEM for message in source.messages):
         said = query if query and query.strip() else OPENING
         session_id, note = source.session_id, {SYNTHETIC: True}
-        source.messages.append(
-            Step(
-                id="query",
-                session_id=session_id,
-                role=MessageRole.USER,
-                content=said,
-                metadata=note,
-            )
+        query_message = Step(
+            id="query", session_id=session_id, role=MessageRole.USER, content=said, metadata=note
         )
+        source.messages = [*source.messages, query_message]
         source.token_store = source.conversation = source.counts = None
     return source
 
@@ -203,8 +215,8 @@ def recallable(
     """Return which steps a conversation may recall, and whether only those that name no user.
 
     They are its user's, unless `where` says whose. Its user is the one that the running code is
-    recorded for, else the only one that its steps and messages name. Whoever is not known to be
-    somebody gets the steps of nobody.
+    recorded for, else the only one that its steps and messages name, who owns the session where
+    messages alone do. Whoever is not known to be somebody gets the steps of nobody.
     """
     asked = where or StepFilter()
     if memory is None or asked.says_whose:
@@ -224,13 +236,10 @@ def newest_step(memory: StepMemory | None, source: Source) -> AgentStep | None:
 
 
 def _user_of(memory: StepMemory, source: Source) -> str | None:
-    if source.of_agent_steps:
-        users = source.users
-    else:
-        users = users_of(memory.repository().store, source.session_id, source.end)
-        users = users.union(message.user_id for message in source.messages)
-    users = users - {None}
-    return next(iter(users)) if len(users) == 1 else None
+    users = {user for user in source.users if user is not None}
+    if not source.of_agent_steps:
+        return only_user(memory.repository().store, source.session_id, source.end, users)
+    return users.pop() if len(users) == 1 else None
 
 
 def _kept_as(message: Step, counter_id: str) -> str:
@@ -287,7 +296,8 @@ def _keep(store: MessageTokenStore, counts: dict[str, int], counter_id: str) -> 
 def _given(steps: list[Any]) -> Source:
     if all(isinstance(step, Step) for step in steps):
         messages: list[Step] = steps
-        return Source(list(messages), messages[0].session_id if messages else _NO_SESSION)
+        session_id = messages[0].session_id if messages else _NO_SESSION
+        return Source(list(messages), session_id, users={step.user_id for step in messages})
     if all(isinstance(step, AgentStep) for step in steps):
         messages = to_messages(steps, carry=False)
         users = {step.user_id for step in steps}

@@ -59,7 +59,7 @@ def speaker_label(name: str | None, role: str) -> str:
 
     So does one that mixes scripts: what looks like a role may be spelled with letters of another.
     """
-    label = " ".join(_COLONS.sub(" ", name or "").split())
+    label = " ".join(_COLONS.sub(" ", name).split()) if name else ""
     if not label:
         return role
     words = _letters(label)

@@ -17,7 +17,7 @@ Each repair is told in the unit's notes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
@@ -40,7 +40,14 @@ from hybridagi_steps.records.json_reading import (
     text_of,
 )
 from hybridagi_steps.records.json_values import json_value
-from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
+from hybridagi_steps.records.message import (
+    SUMMARY_OF,
+    KeptMessage,
+    MessageRole,
+    Step,
+    kept,
+    restored,
+)
 
 THINKING = "thinking"
 """Metadata key: Anthropic's thinking blocks, with the signatures that it wants back."""
@@ -49,32 +56,49 @@ SYNTHETIC = "synthetic"
 _SPEAKERS = (MessageRole.USER, MessageRole.ASSISTANT)
 
 
-@dataclass(slots=True)
 class Unit:
-    """Messages that stay together."""
+    """Messages that stay together.
 
-    messages: list[Step]
-    """As a provider gets them, in order."""
-    place: int
-    """Position of its last message in the conversation, from 0; of a line, in the line."""
-    notes: list[str] = field(default_factory=list[str])
-    """What was repaired."""
-    summary: bool = field(init=False)
-    """Whether it stands for earlier messages."""
-    costs: tuple[str, list[int]] | None = None
-    """Tokens of each message, behind the id of the counter that said so; None until counted."""
-    fragments: Fragments | None = None
-    """What it says in fragments, once it was quoted in part."""
-    quoted: str | None = None
-    """What it says as it is quoted whole, once it was found."""
+    Args:
+        messages: As a provider gets them, in order.
+        place: Position of its last message in the conversation, from 0; of a line, in the line.
+        notes: What was repaired.
+    """
 
-    def __post_init__(self) -> None:
-        metadata = self.messages[0].metadata
+    __slots__ = ("_held", "costs", "fragments", "notes", "of_user", "place", "quoted", "summary")
+
+    def __init__(self, messages: list[Step], place: int, notes: Sequence[str] = ()) -> None:
+        self._held: list[Step] | tuple[KeptMessage, ...] = messages
+        self.place = place
+        self.notes = notes
+        self.of_user = messages[0].role is MessageRole.USER
+        metadata = messages[0].metadata
         self.summary = bool(metadata) and bool(as_list(metadata.get(SUMMARY_OF)))
+        """Whether it stands for earlier messages."""
+        self.costs: tuple[str, tuple[int, ...]] | None = None
+        """Tokens of each message, behind the id of the counter that said so; None until counted."""
+        self.fragments: Fragments | None = None
+        """What it says in fragments, once it was quoted in part."""
+        self.quoted: str | None = None
+        """What it says as it is quoted whole, once it was found."""
+
+    def __len__(self) -> int:
+        """Return how many messages there are."""
+        return len(self._held)
+
+    @property
+    def messages(self) -> list[Step]:
+        """The messages in order; made anew whenever they are asked for, once they are kept."""
+        return self._held if isinstance(self._held, list) else [*map(restored, self._held)]
+
+    def keep(self, messages: tuple[KeptMessage, ...] | None = None) -> None:
+        """Hold the messages in half the room, for good; those given are the same, kept already."""
+        if isinstance(self._held, list):
+            self._held = messages or tuple(map(kept, self._held))
 
     def begins_with_user(self) -> bool:
         """Whether a conversation may begin with this unit."""
-        return self.messages[0].role is MessageRole.USER
+        return self.of_user
 
 
 class Conversation(NamedTuple):
@@ -115,6 +139,8 @@ class Grouping:
     """
 
     def __init__(self) -> None:
+        self.keeps = False
+        """Whether units with calls hold their messages in half the room once they are final."""
         self.size = 0
         """How many messages it was given."""
         self._system: list[str] = []
@@ -137,7 +163,7 @@ class Grouping:
         sound, repairs = _sound(step)
         self._take(sound, place)
         if repairs and len(self._units) > units:
-            self._units[-1].notes += repairs
+            self._units[-1].notes = [*self._units[-1].notes, *repairs]
         speaks = step.role in _SPEAKERS and not step.tool_calls
         return self._units[-1] if speaks else None
 
@@ -182,7 +208,7 @@ class Grouping:
                 unique, attempt = call_id(step.id, number, known, attempt), attempt + 1
             if unique != native:
                 calls[number] = {**call, "id": unique}
-                unit.notes.append(f"call id {known!r:.60} became {unique}")
+                unit.notes = [*unit.notes, f"call id {known!r:.60} became {unique}"]
             self._used.add(unique)
             self._open.add(known, place, (waiting, number))
         if unit.notes:
@@ -202,11 +228,14 @@ class Grouping:
             step = step.model_copy(update={"tool_call_id": call["id"]})
         waiting.results[number] = step
         if self._units[-1] is not waiting.unit:
-            waiting.unit.notes.append("a result that came later was put beside its call")
+            note = "a result that came later was put beside its call"
+            waiting.unit.notes = [*waiting.unit.notes, note]
             self._reordered = True
         waiting.unit.place = place
         if None not in waiting.results:
-            self._units[waiting.position] = _filled(waiting)
+            unit = self._units[waiting.position] = _filled(waiting)
+            if self.keeps:
+                unit.keep()
             del self._unanswered[waiting.position]
 
 
@@ -274,7 +303,12 @@ def unit_text(unit: Unit) -> str:
 
     Only these begin a line; further lines of what they say are set in.
     """
-    return "\n".join(line for message in unit.messages for line in _lines(message))
+    return messages_text(unit.messages)
+
+
+def messages_text(messages: Iterable[Step]) -> str:
+    """Return the same of a unit's messages."""
+    return "\n".join(line for message in messages for line in _lines(message))
 
 
 def _lines(message: Step) -> Iterator[str]:

@@ -27,6 +27,10 @@ _IDENTIFIERS_OF = 400_000
 _RUN = re.compile(r"[\w@./:#-]+")
 _TELLING = re.compile(r"[\d_@]")
 _BEGIN, _END = re.compile(r"[A-Za-z0-9#]"), re.compile(r"[A-Za-z0-9]")
+_RUNS = re.sub(rb"[^\w@./:#-]", b" ", bytes(range(128))).ljust(256)
+_KINDS = re.sub(rb"[^1 ]", b"a", re.sub(rb"[\d_@]", b"1", _RUNS))
+"""What stands for each byte of a text where only runs and what tells in them are wanted."""
+_NO_BEGIN, _NO_END = "_@./:-", "_@./:-#"
 _BREAKS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*|\n+|(?<=[,;}\]])\s+")
 _PIECE = re.compile(
     rf".{{1,{_FRAGMENT_CHARACTERS}}}(?:(?<=\s)|\Z)|.{{1,{_FRAGMENT_CHARACTERS}}}", re.DOTALL
@@ -49,7 +53,11 @@ def identifier_set(text: str) -> frozenset[str]:
 
 def _identifiers(text: str) -> Iterator[str]:
     """Yield what lies between the first and the last letter or digit of each telling run."""
-    for run in _RUN.findall(text, 0, _IDENTIFIERS_OF):
+    text = text[:_IDENTIFIERS_OF]
+    if text.isascii():
+        yield from _ascii_identifiers(text)
+        return
+    for run in _RUN.findall(text):
         if run.isalpha():  # as most are: none of them tells
             continue
         begin, end = _BEGIN.search(run), _END.search(run[::-1])
@@ -60,11 +68,28 @@ def _identifiers(text: str) -> Iterator[str]:
             yield name
 
 
+def _ascii_identifiers(text: str) -> Iterator[str]:
+    """Yield the same of a text in ASCII, of which only what tells is looked at."""
+    kinds, end = text.encode().translate(_KINDS) + b" ", 0
+    while (telling := kinds.find(b"1", end)) >= 0:
+        begin, end = kinds.rfind(b" ", end, telling) + 1, kinds.find(b" ", telling)
+        run = text[begin:end].lstrip(_NO_BEGIN)
+        name = run.rstrip(_NO_END)
+        if len(name) > 1 and kinds.find(b"1", end - len(run), end) >= 0:
+            yield name
+
+
 @lru_cache(maxsize=4_096)
 def words(text: str) -> tuple[str, ...]:
     """Return the words by which a text is found: stems, and ids as they stand."""
-    begin = text[:_WORDS_OF]
-    return (*tokens(begin), *(found.lower() for found in identifiers(begin)))
+    return words_and_names(text)[0]
+
+
+def words_and_names(text: str) -> tuple[tuple[str, ...], list[str]]:
+    """Return the words by which a text is found, and the ids and numbers in it."""
+    begin, names = text[:_WORDS_OF], identifiers(text)
+    named = names if len(begin) == len(text) else identifiers(begin)
+    return (*tokens(begin), *(name.lower() for name in named)), names
 
 
 class Fragments:

@@ -76,7 +76,8 @@ def with_message(
     def prepare(run: ActiveRun) -> Prompt:
         wanted = run.config.max_history
         before = run.line.history(run.line.last, max(wanted, _PAGE))
-        if before is not None and not before.messages[-1].is_user_step():
+        called = before is not None and any(before.messages.values("tool_calls"))
+        if before is not None and called and not before.messages[-1].is_user_step():
             _close_calls(run, open_calls(before.messages[-_PAGE:]))
         if wanted < _PAGE or run.turn.messages:
             before = run.line.history(run.line.last, wanted)
@@ -178,7 +179,7 @@ def _history(run: ActiveRun, before: History | None) -> Callable[[], Messages]:
     Imported ones are taken in advance: every step of the run has to name them, the first one too.
     """
     history = cache(partial(earlier, run, before, _profile(run)))
-    if any(source_of(step.metadata) for step in (before.messages if before else ())):
+    if before is not None and any(map(source_of, before.messages.values("metadata"))):
         history()
     return history
 

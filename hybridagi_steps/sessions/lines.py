@@ -2,33 +2,47 @@
 
 A branch only ever grows while a session reads it, so what was read of it stays true. What else can
 happen (an erasure, a sweep of what nobody read) leaves a tombstone or begins an epoch, in whichever
-process: then everything is forgotten. Messages handed out are shared by all who read the session:
-nobody may change one. Grouping them into units goes on where it stopped, too.
+process: then everything is forgotten. Messages are kept in half their room and made again when they
+are asked for; what is nested in them is shared by all who read the session: nobody may change it.
+Grouping them into units goes on where it stopped, too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from sys import getsizeof
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import orjson
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.messages.units import Conversation, Grouping, Unit
 from hybridagi_steps.protocols import SessionFollower, StoreBackend
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import KeptMessage, KeptMessages, Step, kept, restored
 from hybridagi_steps.records.store_values import BranchPosition
 
 MOST_BYTES = 128 * 2**20
 """What the lines of a store may take together; the one that is read stays whatever it takes."""
-_STEP_BYTES = 2_500
-"""A decoded message without its words, with its unit."""
-_WORDS_TIMES = 4
-"""How much of its words is held, with the index that finds it."""
+_SHORT = 1_000
+"""Messages of a line up to which units hold theirs whole: to make them again takes a third of a
+turn that sends them all."""
+_WHOLE_BYTES = 540
+_KEPT_BYTES, _INDEX_BYTES = 500, 80
+"""What a kept message takes with its unit, and in an index of units, besides what it says. An index
+takes about a byte for each character, too."""
+_NESTED_TIMES = 8
+"""How much more than as JSON nested values take."""
+_LOOKED_AT, _REMEMBERED = 16, 1_000
+"""Lines at either end that are looked at for the one to forget, and forgotten ones whose last read
+is remembered."""
+_NEVER = (-inf, inf)
 _GROUPINGS = 2
 """Windows of a line whose units are kept: all of it, and the newest messages."""
 
@@ -39,8 +53,8 @@ TokenCounts = dict[str, dict[str, int]]
 class History(NamedTuple):
     """A part of a session's line. Its messages and units are shared: nobody may change any."""
 
-    messages: list[Step]
-    """In order; the list itself is the caller's own."""
+    messages: KeptMessages
+    """In order."""
     conversation: Conversation
     """The same in units."""
     counts: TokenCounts
@@ -49,6 +63,8 @@ class History(NamedTuple):
     """Its last message."""
     kept: list[object]
     """What readers keep with this line; it is forgotten with it."""
+    users: frozenset[str]
+    """Whom messages of this line name, in this part or in another."""
 
 
 class SessionLines:
@@ -62,7 +78,10 @@ class SessionLines:
         self._lock = ForkSafeLock()  # for who changes a line; never held while the store is read
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._erasures: object = None
-        self._size = 0
+        self._size = self._reads = 0
+        self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Of a session, held or not, at which read it was read last, and how many reads had passed
+        since the one before."""
 
     def look(
         self, store: StoreBackend, session_id: str, branch_id: int | None = None
@@ -90,10 +109,9 @@ class SessionLines:
                 line.users |= users
                 if users_after is not None:
                     line.users_after = end.sequence
-            before = line.size
             if line is known and messages:
                 line.extend(after + 1, messages)
-            self._keep(session_id, line, line.size - before)
+            self._keep(session_id, line)
         return end
 
     def read(
@@ -110,12 +128,11 @@ class SessionLines:
             for first, last in missing
         ]
         with self._lock:
-            before = line.size
             for first, found in parts:
                 line.extend(first, found)
             history = line.part(start, end)
             if self._tells and erasures == self._erasures:
-                self._keep(session_id, line, line.size - before)
+                self._keep(session_id, line)
         return history
 
     def users(
@@ -139,16 +156,48 @@ class SessionLines:
         """Forget everything, as after an erasure."""
         with self._lock:
             self._lines.clear()
+            self._seen.clear()
             self._size = 0
 
-    def _keep(self, session_id: str, line: _Line, grown: int) -> None:
+    def _keep(self, session_id: str, line: _Line) -> None:
         """Keep a line as the one read last, and others as far as there is room."""
-        known = self._lines.pop(session_id, None)
-        self._size += grown if known is line else line.size - (known.size if known else 0)
+        newest = next(reversed(self._lines), None)
+        self._drop(session_id)
         self._lines[session_id] = line
+        line.counted = line.size
+        self._size += line.counted
+        if session_id != newest:
+            self._reads += 1
+            before, _ = self._seen.pop(session_id, _NEVER)
+            self._seen[session_id] = self._reads, self._reads - before
         while self._size > MOST_BYTES and len(self._lines) > 1:
-            _, oldest = self._lines.popitem(last=False)
-            self._size -= oldest.size
+            self._drop(self._least_wanted())
+        if len(self._seen) > len(self._lines) + _REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _drop(self, session_id: str) -> None:
+        """Forget a line, if there is one."""
+        if (line := self._lines.pop(session_id, None)) is not None:
+            self._size -= line.counted
+
+    def _least_wanted(self) -> str:
+        """Return the session that waited longest for a reader, now or before it was read last.
+
+        Of sessions read in turn, one more than there is room for, all but two stay so, while that
+        which waits longest now is always the one that is read next. A few are looked at, but never
+        the one read last.
+
+        Reference: Jiang and Zhang 2002, "LIRS: an efficient low inter-reference recency set
+        replacement policy to improve buffer cache performance".
+        """
+        newest = islice(reversed(self._lines), 1, _LOOKED_AT)
+        oldest = islice(self._lines, min(len(self._lines) - 1, _LOOKED_AT))
+
+        def waited(session_id: str) -> float:
+            at, before = self._seen.get(session_id, _NEVER)
+            return max(self._reads - at, before)
+
+        return max((*newest, *oldest), key=waited)  # of equals the one read last
 
 
 @dataclass(slots=True)
@@ -158,8 +207,9 @@ class _Line:
     branch_id: int
     first: int
     """The sequence of the first message that is held."""
-    messages: list[Step] = field(default_factory=list[Step])
-    size: int = _STEP_BYTES
+    messages: list[KeptMessage] = field(default_factory=list[KeptMessage])
+    counted: int = 0
+    """The size that it counted with when it was looked at last."""
     users: frozenset[str] = frozenset()
     """Whom its steps name."""
     users_after: int | None = None
@@ -170,6 +220,19 @@ class _Line:
     """Of each message the unit that it is by itself in any window; None where that depends."""
     counts: TokenCounts = field(default_factory=TokenCounts)
     kept: list[object] = field(default_factory=list[object])
+    named: frozenset[str] = frozenset()
+    """Whom its messages name."""
+    _held: int = 0
+    _whole: int = 0
+    """Messages that units hold whole, as they do while the line is short."""
+    _characters: int = 0
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        index = self._characters + _INDEX_BYTES * len(self.messages) if self.kept else 0
+        kept = _KEPT_BYTES * (1 + len(self.messages)) + _WHOLE_BYTES * self._whole
+        return kept + self._held + index
 
     @property
     def last(self) -> int:
@@ -185,13 +248,15 @@ class _Line:
         """Take messages before or behind what is held, but for those that came meanwhile."""
         if first < self.first:
             new = found[: self.first - first]
-            self.messages[:0], self.first = new, first
+            self.messages[:0], self.first = map(kept, new), first
             self.units[:0] = [None] * len(new)
         else:
             new = found[self.last + 1 - first :]
-            self.messages += new
+            self.messages += map(kept, new)
             self.units += [None] * len(new)
-        self.size += sum(map(_size_of, new))
+        self.named |= {one.user_id for one in new if one.user_id is not None}
+        self._held += sum(map(_held_by, new))
+        self._characters += sum(len(one.content) for one in new if isinstance(one.content, str))
 
     def part(self, start: int, end: BranchPosition) -> History:
         """Return a range that is held."""
@@ -202,14 +267,19 @@ class _Line:
         self.groupings[start] = grouping
         if len(self.groupings) > _GROUPINGS:
             self.groupings.popitem(last=False)
+        grouping.keeps = len(self.messages) > _SHORT
         for place in range(begin + grouping.size, stop):
             if (unit := self.units[place]) is not None:
                 grouping.share(unit)
-            else:
-                self.units[place] = grouping.add(self.messages[place], self.first - 1 + place)
-        return History(
-            self.messages[begin:stop], grouping.conversation(), self.counts, end, self.kept
-        )
+                continue
+            message = self.messages[place]
+            unit = self.units[place] = grouping.add(restored(message), self.first - 1 + place)
+            if unit is not None and grouping.keeps:
+                unit.keep(None if unit.notes else (message,))
+            self._whole += not grouping.keeps
+        messages = KeptMessages(self.messages[begin:stop])
+        units = grouping.conversation()
+        return History(messages, units, self.counts, end, self.kept, self.named)
 
 
 _known: WeakKeyDictionary[StoreBackend, SessionLines] = WeakKeyDictionary()
@@ -243,18 +313,32 @@ def look_at(store: StoreBackend, session_id: str, branch_id: int | None = None) 
     return _lines_of(store).look(store, session_id, branch_id)
 
 
-def users_of(store: StoreBackend, session_id: str, end: BranchPosition | None) -> frozenset[str]:
-    """Return whom a session's steps name, two of them where they are more.
+def only_user(
+    store: StoreBackend,
+    session_id: str,
+    end: BranchPosition | None,
+    named: Set[str] = frozenset(),
+) -> str | None:
+    """Return the only user that a session's steps name; None for nobody, and for several.
 
     They are asked for once, and from then on only what is new of the session is looked at; always
     where no `end` is known, as of a session that has no messages.
+
+    Args:
+        store: Where the session is.
+        session_id: The session.
+        end: Where it was seen to end.
+        named: Whom its messages name. They count as well, but where its steps name nobody one of
+            them is the user only if the session is his.
     """
-    return _lines_of(store).users(store, session_id, end)
-
-
-def only_user(store: StoreBackend, session_id: str, end: BranchPosition | None) -> str | None:
-    """Return the only user that a session's steps name; None for nobody, and for several."""
-    users = users_of(store, session_id, end)
+    users = _lines_of(store).users(store, session_id, end)
+    if users or len(named) != 1:
+        users |= named
+    else:
+        try:
+            users = named & {store.session_owner(session_id)}
+        except UnknownSessionError:
+            return None
     return next(iter(users)) if len(users) == 1 else None
 
 
@@ -269,12 +353,8 @@ def _lines_of(store: StoreBackend) -> SessionLines:
         return _known.get(store) or _known.setdefault(store, SessionLines(store))
 
 
-def _size_of(message: Step) -> int:
-    """Return about how many bytes a message takes."""
-    words = len(message.content) if isinstance(message.content, str) else 0
-    nested = (None if words else message.content, message.tool_calls, message.metadata)
-    return (
-        _STEP_BYTES
-        + _WORDS_TIMES * words
-        + sum(2 * len(orjson.dumps(part)) for part in nested if part)
-    )
+def _held_by(message: Step) -> int:
+    """Return about how many bytes take what a message says, and what is known of it."""
+    said = message.content if isinstance(message.content, str) else ""
+    nested = (None if said else message.content, message.tool_calls, message.metadata)
+    return getsizeof(said) + sum(_NESTED_TIMES * len(orjson.dumps(each)) for each in nested if each)

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks.peers import OURS, OURS_AWAITED, TALKERS
-from tests.benchmarks.scaling_process import ADD_AND_SEARCH, CONTEXT, EIGHT, RECALL, SEARCH
+from tests.benchmarks.scaling_process import (
+    ADD_AND_SEARCH,
+    BESIDE,
+    CONTEXT,
+    EIGHT,
+    IN_TURN,
+    RECALL,
+    SEARCH,
+)
 from tests.benchmarks.scaling_tables import BYTES, NO_CACHE, TURN, WHOLE
 from tests.benchmarks.tables import markdown, number
 
@@ -173,6 +181,16 @@ def _context(size: str, limit: float) -> Goal:
     )
 
 
+def _in_turn(size: str, limit: float, one: str, eight: str) -> Goal:
+    share = _share(
+        at("scaling", "messages", size, eight, "cpu_ms"),
+        at("scaling", "messages", size, one, "cpu_ms"),
+    )
+    recalled = " with what is recalled" if one == BESIDE else ""
+    what = f"contexts of {int(size):,} messages{recalled}, eight sessions in turn beside one, CPU"
+    return Goal(what, "scaling", (Figure(limit, share, "x", digits=2),))
+
+
 def _hybrid(size: str, p50: float, p99: float) -> Goal:
     return Goal(
         f"hybrid search of {int(size):,} steps, p50 and p99",
@@ -314,21 +332,8 @@ GOALS = (
     _streaming(),
     _context("1000", 5),
     _context("10000", 20),
-    Goal(
-        "contexts of 1,000 messages, eight sessions in turn beside one, CPU",
-        "scaling",
-        (
-            Figure(
-                1.2,
-                _share(
-                    at("scaling", "messages", "1000", EIGHT, "cpu_ms"),
-                    at("scaling", "messages", "1000", CONTEXT, "cpu_ms"),
-                ),
-                "x",
-                digits=2,
-            ),
-        ),
-    ),
+    _in_turn("1000", 1.2, CONTEXT, EIGHT),
+    _in_turn("10000", 1.3, BESIDE, IN_TURN),
     _served("search", 300, 40),
     _served("chat", 100, 120),
     Goal(

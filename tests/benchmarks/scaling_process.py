@@ -31,6 +31,9 @@ SEARCH = "open and first search"
 CONTEXT = "context of what fits 4,000 tokens"
 EIGHT = "the same, eight sessions in turn"
 RECALL = "the same, with what is recalled"
+BESIDE = "with what is recalled, beside seven sessions"
+IN_TURN = "with what is recalled, eight sessions in turn"
+FIRST = "with what is recalled, the first of a session"
 SESSIONS = 8
 _NEW = 10**7
 """Number of the first made-up step that no file has."""
@@ -160,27 +163,42 @@ def _opened(address: str, query: str) -> None:
 
 def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield what building a context takes after `size` messages, of one session and of eight."""
-    said = spoken(size)
+    said = spoken(SESSIONS * size)
     sessions = [f"session-{number}" for number in range(SESSIONS)]
     with StepMemory(path, embedder="hashing", durability="normal") as memory:
         builder = ContextBuilder(memory, k=0)
-        for session in sessions:
-            memory.repository().store.commit(session, messages_of(session, said))
+        for number, session in enumerate(sessions):
+            own = said[number::SESSIONS]
+            memory.repository().store.commit(session, messages_of(session, own))
             builder.build(session_id=session)
-        in_turn = cycle(sessions)
-        rivals = {
-            CONTEXT: lambda: builder.build(session_id=sessions[0]),
-            EIGHT: lambda: builder.build(session_id=next(in_turn)),
-        }
-        for what, samples in interleaved(rivals, min(rounds, 3 * SESSIONS)).items():
-            yield what, _shown(samples)
+        yield from _in_turn(builder, sessions, rounds, CONTEXT, EIGHT)
+        memory.flush()
+        recalling = ContextBuilder(memory)
+        recalling.build(session_id=sessions[0])
+        first = [lambda name=name: recalling.build(session_id=name) for name in sessions[1:]]
+        yield FIRST, _shown(_timed(first, len(first)))
+        yield from _in_turn(recalling, sessions, rounds, BESIDE, IN_TURN)
+    said = said[:size]
     with StepMemory(path.with_name("alone.db"), embedder="hashing", durability="normal") as memory:
-        memory.repository().store.commit(sessions[0], messages_of(sessions[0], said))
+        memory.repository().store.commit(sessions[0], messages_of(sessions[0], said[:size]))
         memory.flush()
         recalling = ContextBuilder(memory)
         recalling.build(session_id=sessions[0])
         build = _calls(lambda: recalling.build(session_id=sessions[0]))
         yield RECALL, _shown(_timed(build, rounds))
+
+
+def _in_turn(
+    builder: ContextBuilder, sessions: list[str], rounds: int, one: str, all_of_them: str
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield what building takes of one session, and of all in turn."""
+    in_turn = cycle(sessions)
+    rivals = {
+        one: lambda: builder.build(session_id=sessions[0]),
+        all_of_them: lambda: builder.build(session_id=next(in_turn)),
+    }
+    for what, samples in interleaved(rivals, min(rounds, 3 * SESSIONS)).items():
+        yield what, _shown(samples)
 
 
 def _timed(works: Iterable[Work], rounds: int) -> list[Sample]:

@@ -13,7 +13,7 @@ from hybridagi_steps.context import Context, ContextBuilder
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import MessageRole, Step
 
 ASKED = "find the door code"
 CODES = {"ana": "1111", "bob": "4711", None: "0000"}
@@ -104,7 +104,7 @@ class TestWhoseSessionItIs:
         self, codes: StepMemory, said_by: list[str | None], whose: str | None
     ) -> None:
         said = [step.model_copy(update={"user_id": one}) for one in said_by for step in question()]
-        assert recalled(ContextBuilder(codes).build(steps=said)) == {whose}
+        assert recalled(ContextBuilder(codes).build(steps=said)) == {None}
         codes.repository().store.commit("s", said)
         assert recalled(ContextBuilder(codes).build(session_id="s")) == {whose}
         codes.add(act("look", user_id="ana", session_id="s"))
@@ -131,6 +131,41 @@ class TestWhoseSessionItIs:
         shown = str(builder.build(session_id="s").messages)
         assert str(12 * 7919) in shown
         assert "another user" not in shown
+
+    @pytest.mark.parametrize(
+        ("users", "whose"),
+        [
+            (["ana"], "ana"),
+            ([None, "ana", None], "ana"),
+            (["ana", "bob"], None),
+            ([None], None),
+        ],
+    )
+    def test_where_no_step_names_one_the_only_user_of_its_messages_does(
+        self, codes: StepMemory, users: list[str | None], whose: str | None
+    ) -> None:
+        said = [
+            Step(session_id="s", role=MessageRole.USER, content=ASKED, user_id=user)
+            for user in users
+        ]
+        store = codes.repository().store
+        store.commit("s", said[:1])
+        ContextBuilder(codes).build(session_id="s")
+        store.commit("s", said[1:])
+        assert recalled(ContextBuilder(codes).build(session_id="s")) == {whose}
+        assert recalled(ContextBuilder(codes).build(steps=said)) == {whose}
+
+    def test_messages_of_another_make_no_session_his(self, codes: StepMemory) -> None:
+        said = [Step(session_id="s", role=MessageRole.USER, content=ASKED, user_id="ana")]
+        store, builder = codes.repository().store, ContextBuilder(codes)
+        store.commit("s", said)
+        store.fork("s", 1, "of-bob", user_id="bob")
+        assert recalled(builder.build(session_id="of-bob")) == {None}
+        assert recalled(builder.build(steps=[said[0].model_copy(update={"session_id": "t"})])) == {
+            None
+        }
+        codes.add(act("step", user_id="bob", session_id="s"))
+        assert recalled(builder.build(session_id="s")) == {None}
 
     def test_nobody_recalls_what_is_nobodys_and_is_told_so(self, codes: StepMemory) -> None:
         context = ContextBuilder(codes).build(steps=question())

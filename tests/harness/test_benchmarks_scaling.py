@@ -15,8 +15,11 @@ from tests.benchmarks.lexical import TANTIVY
 from tests.benchmarks.peers import OURS, TALKERS
 from tests.benchmarks.scaling_process import (
     ADD_AND_SEARCH,
+    BESIDE,
     CONTEXT,
     EIGHT,
+    FIRST,
+    IN_TURN,
     ONCE,
     OVER_AND_OVER,
     RECALL,
@@ -40,7 +43,8 @@ def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixtur
     chat = result["imported"]["6"]
     assert chat["times"] > chat["times_beside"] > 1
     assert chat["parts"]["table message"] > 0 < chat["nothing"]
-    assert result["messages"]["2"].keys() == {CONTEXT, EIGHT, RECALL, TURN}
+    contexts = {CONTEXT, EIGHT, FIRST, BESIDE, IN_TURN, RECALL}
+    assert result["messages"]["2"].keys() == {*contexts, TURN}
     assert result["turns"]["2"].keys() == {OURS}
     words = result["words"]["40"]
     assert words["ours_ms"] > 0 < words["ours"]["file_mb"]

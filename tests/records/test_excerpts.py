@@ -45,6 +45,11 @@ def test_ids_and_numbers_are_found() -> None:
     assert identifiers(text) == [name.removeprefix("/") for name in names]
 
 
+@given(st.text("aB1_@#./:-, \n\x00"))
+def test_a_text_in_ascii_names_what_it_names_beside_others(text: str) -> None:
+    assert identifiers(text) == identifiers(f"{text} é")
+
+
 @given(st.text("ab1 .\n,", min_size=200))
 def test_what_is_kept_stands_in_the_text(text: str) -> None:
     for kept in excerpt(text, 120, ["a1"]).split("[…]"):

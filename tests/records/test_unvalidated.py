@@ -37,3 +37,10 @@ class TestUnvalidated:
         assert fresh.keys() - defaults.keys() == {"id", "step_type", "created_at"}
         given = {"inputs", "metrics"}
         assert all(fresh[name] == value for name, value in defaults.items() if name not in given)
+
+    def test_what_one_is_given_is_told_of_no_other(self) -> None:
+        one, other = (unvalidated(AgentStep, dict(vars(_step())), {}) for _ in range(2))
+        copied = one.model_copy(update={"colour": "red"})
+        one.hop, copied.score = 7, 0.5
+        assert one.model_fields_set == other.model_fields_set == set(AgentStep.model_fields)
+        assert other.hop == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,10 +18,11 @@ from hybridagi_steps.errors import ContextBudgetError, UnknownSessionError
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import to_messages
+from hybridagi_steps.messages.units import Unit
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import ERASED, MessageRole, Step
 from hybridagi_steps.sessions import lines
-from hybridagi_steps.sessions.lines import history_of
+from hybridagi_steps.sessions.lines import forget_history, history_of
 
 CANARY = "the vault opens at half past nine"
 Decoded = list[int]
@@ -119,12 +121,66 @@ class TestWhatIsRead:
     def test_room_is_bounded_and_answers_are_not(
         self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lines, "MOST_BYTES", 100_000)
+        monkeypatch.setattr(lines, "MOST_BYTES", 20_000)
         for name in ("a", "b", "c"):
             add(memory, said(20, name), name)
         for name in ("a", "b", "c", "a"):
             assert contents(memory, name) == [step.content for step in said(20, name)]
         assert decoded == [20, 20, 20, 20]  # there is room for one
+
+    def test_of_sessions_read_in_turn_most_stay_where_one_too_many_is_read(
+        self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = self.sessions_of_which_all_but_one_fit(memory, monkeypatch)
+        for lap in range(4):
+            decoded.clear()
+            for name in names:
+                contents(memory, name)
+            assert len(decoded) <= (len(names) if lap == 0 else 2)
+
+    def test_sessions_that_are_read_now_take_the_place_of_those_that_were(
+        self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = self.sessions_of_which_all_but_one_fit(memory, monkeypatch)
+        for name in 10 * names[:-2]:
+            contents(memory, name)
+        decoded.clear()
+        for name in 10 * names[-2:]:
+            contents(memory, name)
+        assert len(decoded) <= 4
+
+    @pytest.mark.parametrize("k", [0, None])
+    def test_a_line_counts_for_about_what_it_takes(self, memory: StepMemory, k: int | None) -> None:
+        talk = to_messages(shipped_steps(), session_id="chat", carry=False)
+        add(memory, talk)
+        add(memory, said(50, "other"), "other")
+        memory.flush()
+        for name in ("chat", "other"):  # which reads and caches what no line holds
+            ContextBuilder(memory, k=k).build(session_id=name)
+        forget_history(store_of(memory))
+        gc.collect()
+        tracemalloc.start(1)
+        try:
+            ContextBuilder(memory, k=k).build(session_id="chat")
+            gc.collect()
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        ContextBuilder(memory, k=k).build(session_id="chat")
+        size = lines._lines_of(store_of(memory))._size  # pyright: ignore[reportPrivateUsage]
+        assert 0.7 < size / taken < 1.3
+        assert taken < (2_000 if k == 0 else 2_800) * len(talk)
+
+    def sessions_of_which_all_but_one_fit(
+        self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> list[str]:
+        names = [f"chat-{n}" for n in range(6)]
+        for name in names:
+            add(memory, said(20, name), name)
+        contents(memory, names[0])
+        size = lines._lines_of(store_of(memory))._size  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(lines, "MOST_BYTES", (len(names) - 1) * size + size // 2)
+        return names
 
 
 class TestSameAsBefore:
@@ -209,10 +265,9 @@ class TestErasure:
     def test_a_purged_session_is_nowhere_in_memory(self, memory: StepMemory) -> None:
         add(memory, said(4, text=CANARY))
         assert CANARY in str(contents(memory))
+        assert CANARY in held_in_memory()
         memory.purge({"session_id": "chat"})
-        gc.collect()
-        kept = [one for one in gc.get_objects() if isinstance(one, Step)]
-        assert [one for one in kept if CANARY in str(one.content)] == []
+        assert CANARY not in held_in_memory()
         with pytest.raises(UnknownSessionError):
             contents(memory)
 
@@ -229,7 +284,7 @@ class TestErasure:
             other.purge({"user_id": "ann"})
             assert CANARY not in str(contents(mine, "fork"))
             assert ERASED in str(contents(mine, "fork"))
-            told = history_of(store_of(mine), "fork").messages
+            told = [*history_of(store_of(mine), "fork").messages]
             assert CANARY not in str(told)
 
     def test_a_session_of_the_same_name_begins_anew(self, memory: StepMemory) -> None:
@@ -238,6 +293,14 @@ class TestErasure:
         memory.purge({"session_id": "chat"})
         add(memory, said(4, text="new"))
         assert contents(memory) == [step.content for step in said(4, text="new")]
+
+
+def held_in_memory() -> str:
+    """Return what all messages say that somebody holds, by themselves or in units."""
+    gc.collect()
+    held = gc.get_objects()
+    kept = [step for one in held if isinstance(one, Unit) for step in one.messages]
+    return str([step.content for step in (*kept, *held) if isinstance(step, Step)])
 
 
 def tell(memory: StepMemory, session_id: str, user_id: str, text: str) -> None:
