@@ -13,6 +13,7 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.context import ContextBuilder
+from hybridagi_steps.exchange import export_file
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.limits import AgentSession
@@ -142,6 +143,20 @@ def test_indexing_a_message_takes_as_much_however_many_there_are(
         ran[count] = work.ran
         assert len(statements) <= 200 + 10 * count
     assert ran[1_200] <= 1.5 * 4 * ran[300]
+
+
+def test_an_export_of_a_run_asks_for_no_other(
+    memory: StepMemory, work: Work, tmp_path: Path
+) -> None:
+    """The scores of all runs were read for it."""
+    asked, file = list[int](), tmp_path / "out.jsonl"
+    for first in (10_000, 20_000):
+        memory.add([made(first + n) for n in range(2_000)])
+        memory.score("r3", 0.5)
+        memory.flush()
+        asked.append(len(work.of(lambda: export_file(memory, file, where={"run_id": "r3"}))))
+        assert b'"run_score":{"value":0.5}' in file.read_bytes()
+    assert asked[1] == asked[0] < 20
 
 
 @pytest.mark.parametrize("name", ["stats", "flush", "search"])
