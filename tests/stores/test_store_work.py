@@ -256,6 +256,7 @@ LISTED: dict[str, Callable[[SqliteStepStore], list[Any]]] = {
     "a run": lambda store: store.runs(limit=1, where=StepFilter(run_id="r3")),
     "failed": lambda store: store.runs(limit=10, where=StepFilter(status="error")),
     "sessions": lambda store: store.sessions(limit=10, recorded=True),
+    "earlier sessions": lambda store: store.sessions(limit=10, offset=100, recorded=True),
     "a user's sessions": lambda store: store.sessions(limit=10, user_id="u3", recorded=True),
 }
 

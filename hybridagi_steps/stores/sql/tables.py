@@ -193,14 +193,16 @@ class Tables(ABC):
             )
         return [steps[row] for row in rows]
 
-    def _earlier_rows(self, connection: Connection, wanted: int) -> Iterator[int]:
+    def _earlier_rows(
+        self, connection: Connection, wanted: int, part: int | None = None
+    ) -> Iterator[int]:
         """Yield rows, ever earlier, after which so many runs or sessions may be found.
 
-        It ends where reading all steps is not much dearer.
+        It ends where more than a part of all rows would be read, if not otherwise said one in 16.
         """
         first, last = connection.execute(_FIRST_AND_LAST, (self._namespace,) * 2).fetchone()
         rows = max(FEWEST_ROWS, ROWS_OF_EACH * wanted)
-        while rows * PART_OF_ROWS <= (last or 0) - (first or 0):
+        while rows * (part or PART_OF_ROWS) <= (last or 0) - (first or 0):
             yield last - rows
             rows *= 4
 
