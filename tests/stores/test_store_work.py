@@ -252,11 +252,14 @@ LISTED: dict[str, Callable[[SqliteStepStore], list[Any]]] = {
     "runs": lambda store: store.runs(limit=10),
     "own runs": lambda store: store.runs(limit=10, where=StepFilter()),
     "of a user": lambda store: store.runs(limit=10, where=StepFilter(user_id="u3")),
+    "of a rare user": lambda store: store.runs(limit=10, where=StepFilter(user_id="rare")),
+    "of nobody": lambda store: store.runs(limit=10, where=StepFilter(user_id="nobody")),
     "of a session": lambda store: store.runs(limit=10, where=StepFilter(session_id="s3")),
     "a run": lambda store: store.runs(limit=1, where=StepFilter(run_id="r3")),
     "failed": lambda store: store.runs(limit=10, where=StepFilter(status="error")),
     "sessions": lambda store: store.sessions(limit=10, recorded=True),
     "earlier sessions": lambda store: store.sessions(limit=10, offset=100, recorded=True),
+    "sessions of nobody": lambda store: store.sessions(limit=10, user_id="nobody", recorded=True),
     "a user's sessions": lambda store: store.sessions(limit=10, user_id="u3", recorded=True),
 }
 
@@ -267,6 +270,8 @@ def test_a_page_of_runs_or_sessions_reads_no_others(work: Work, tmp_path: Path) 
     with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
         for first, last in ((0, 20_000), (20_000, 40_000)):
             names = [(f"s{n // 20}", f"u{n // 20 % 5}") for n in range(first, last)]
+            if not first:
+                names[0] = ("s0", "rare")
             status = ["error" if n % 20 == 7 else "ok" for n in range(first, last)]
             asked = zip(range(first, last), names, status, strict=True)
             store.append(

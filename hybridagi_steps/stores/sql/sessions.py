@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import orjson
@@ -190,7 +191,7 @@ class SessionTables(SessionCommits):
             names = self._last_recorded(connection, limit, offset)
             return connection.execute(query, (key, many(names), limit, 0)).fetchall()
         since = _RECORDED_SINCE.format("AND k.user_id = ?")
-        for row in (*self._earlier_rows(connection, limit + offset), 0):
+        for row in chain(self._earlier_rows(connection, limit + offset, user=whose[0]), [0]):
             names = self._column(connection, since, key, row, *whose, key)
             if row and len(names) < limit + offset:
                 continue  # and spare what there may be of steps in these
@@ -202,7 +203,7 @@ class SessionTables(SessionCommits):
     def _last_recorded(self, connection: Connection, limit: int, offset: int) -> list[str]:
         """Return the names of a page of them; only these are looked into."""
         names, newest, key = list[str](), _RECORDED_SINCE.format("") + _PAGE, self._namespace
-        for row in (*self._earlier_rows(connection, limit + offset, part=1), 0):
+        for row in chain(self._earlier_rows(connection, limit + offset, part=1), [0]):
             names = self._column(connection, newest, key, row, key, limit, offset)
             if len(names) == limit:
                 break
