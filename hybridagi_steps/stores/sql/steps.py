@@ -245,10 +245,13 @@ class StepReading(Tables):
             found = self._column(connection, query, key, many(runs), *page)
             if len(found) == limit:
                 return found
+        if not filters and where.scope not in (None, EVERY_SCOPE):
+            some, asked = "k.namespace = ? AND k.scope = ?", [key, where.scope]
+            filters = {"scope"}
         if filters:
             runs = self._column(connection, _RUNS_OF.format(some), *asked)
             return self._column(connection, query, key, many(runs), *page)
-        if where.scope != EVERY_SCOPE:
+        if where.scope is None:
             return self._column(connection, _RUNS_IF.format("IS NOT NULL", whose), key, *page)
         every = {"namespace": key, "limit": limit, "offset": offset}
         return [run_id for (run_id,) in connection.execute(self._runs, every)]
