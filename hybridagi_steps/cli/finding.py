@@ -1,14 +1,12 @@
 """From what a person types to a step or a run, and from a step to its kin.
 
-An id is looked up as it stands first; only a prefix costs a walk over the memory.
+An id is looked up as it stands first, then as the beginning of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hybridagi_steps.errors import InvalidQueryError, UnknownSessionError, UnknownStepError
 from hybridagi_steps.protocols import MessageIndex
@@ -24,8 +22,17 @@ if TYPE_CHECKING:
 
 SHORTEST_PREFIX = 6
 _MOST_PARENTS = 1_000
-_NAMED = 4
-_READ_AT_ONCE = 500
+_NAMED, _MOST_NAMES = 4, 99
+"""Of the ids that begin alike: so many are shown, and so many counted."""
+
+
+@runtime_checkable
+class _FindsByPrefix(Protocol):
+    """A store that has its ids in order."""
+
+    def ids_beginning(self, prefix: str, limit: int) -> tuple[list[str], list[str]]:
+        """Return the ids of steps and messages, and those of runs, that begin like this."""
+        ...
 
 
 def find(memory: StepMemory, text: str) -> Named | list[AgentStep]:
@@ -94,33 +101,21 @@ def steps_like(memory: StepMemory, text: str, k: int, **options: Any) -> list[St
 
 
 def _by_prefix(memory: StepMemory, prefix: str) -> Named | list[AgentStep]:
-    steps: list[str] = []
-    runs: set[str] = set()
-    for step in chain(memory.iter_steps(StepFilter(scope=EVERY_SCOPE)), _messages(memory)):
-        if (name := id_text(step.id)).startswith(prefix) and name not in steps:
-            steps.append(name)
-        if step.run_id is not None and step.run_id.startswith(prefix):
-            runs.add(step.run_id)
+    store = memory.repository().store
+    named_so = isinstance(store, _FindsByPrefix)
+    steps, runs = store.ids_beginning(prefix, _MOST_NAMES + 1) if named_so else ([], [])
     if len(runs) == 1 and len(steps) != 1:
-        return memory.run_steps(runs.pop())
+        return memory.run_steps(runs[0])
     if len(steps) == 1:
         return named(memory, steps[0])
     if not steps and not runs:
         raise UnknownStepError(prefix)
-    raise _ambiguous(prefix, [*steps, *sorted(runs)])
-
-
-def _messages(memory: StepMemory) -> Iterator[AgentStep]:
-    store = memory.repository().store
-    if not isinstance(store, MessageIndex):
-        return
-    rows = store.message_rows(StepFilter(scope=EVERY_SCOPE)).tolist()
-    for start in range(0, len(rows), _READ_AT_ONCE):
-        yield from store.read(rows[start : start + _READ_AT_ONCE]).values()
+    raise _ambiguous(prefix, [*steps, *runs])
 
 
 def _ambiguous(prefix: str, names: list[str]) -> UnknownStepError:
     error = UnknownStepError(prefix)
     some = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
-    error.args = (f"{len(names)} ids begin with {prefix!r}: {some}; type more of it.",)
+    many = str(len(names)) if len(names) <= _MOST_NAMES else f"more than {_MOST_NAMES}"
+    error.args = (f"{many} ids begin with {prefix!r}: {some}; type more of it.",)
     return error

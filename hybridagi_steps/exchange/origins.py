@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 from hybridagi_steps.exchange.records import ParsedScore
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filters import EVERY_SCOPE
 from hybridagi_steps.records.json_reading import JsonObject, as_object
-from hybridagi_steps.records.store_values import RunSummary
 
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
@@ -70,37 +68,33 @@ class VectorOrigins:
 
 
 RUN_SCORE = "run_score"
-_PAGE = 1_000
 
 
 class RunScores:
-    """The scores of runs, as a memory knows them."""
+    """The scores of runs, as a memory knows them: each is asked for when its run comes."""
 
     def __init__(self, memory: StepMemory | Salvaged) -> None:
         self._memory = memory
-        self._scored: dict[str, RunSummary] | None = None
+        self._known: dict[str, tuple[float, str | None] | None] = {}
         self._told: set[str] = set()
 
-    def of(self, run_id: str | None) -> RunSummary | None:
-        """Return a run with a score; None when it has none."""
-        if self._scored is None:
-            self._scored = self._read()
-        return None if run_id is None else self._scored.get(run_id)
+    def of(self, run_id: str | None) -> tuple[float, str | None] | None:
+        """Return the score of a run and what was said of it; None when it has no score."""
+        if run_id is None:
+            return None
+        if run_id not in self._known:
+            found = self._memory.repository().store.run_scores([run_id])
+            self._known[run_id] = found.get(run_id)
+        return self._known[run_id]
 
     def told_with(self, step: AgentStep) -> AgentStep:
         """Return a step as it is to be written: the first of its run says the run's score."""
-        run = self.of(step.run_id)
-        if run is None or run.run_id in self._told:
+        scored = self.of(step.run_id)
+        if scored is None or step.run_id is None or step.run_id in self._told:
             return step
-        self._told.add(run.run_id)
-        said = {"value": run.score, "feedback": run.feedback}
+        self._told.add(step.run_id)
+        said = dict(zip(("value", "feedback"), scored, strict=True))
         return step.model_copy(update={RUN_SCORE: {k: v for k, v in said.items() if v is not None}})
-
-    def _read(self) -> dict[str, RunSummary]:
-        found: list[RunSummary] = []
-        while page := self._memory.runs(limit=_PAGE, offset=len(found), scope=EVERY_SCOPE):
-            found += page
-        return {run.run_id: run for run in found if run.score is not None}
 
 
 class RunScoresRead:

@@ -94,8 +94,8 @@ class TraceImport:
         [step] = admitted([step], self._memory.redact)
         if _stands(step) == _stands(known):
             return None
-        run = self._scores.of(known.run_id) if known.score is not None else None
-        inherited = run is not None and run.score == known.score
+        scored = self._scores.of(known.run_id) if known.score is not None else None
+        inherited = scored is not None and scored[0] == known.score
         return step.model_copy(update={"score": None}) if inherited else step
 
     def _count_alone(self, run_id: str, steps: list[AgentStep]) -> None:

@@ -96,10 +96,22 @@ def line_of(step: AgentStep) -> str | None:
     return None if step.scope == DENIALS else step.session_id
 
 
+def among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
+    """Return which of `rows` stand in `known`, which ascends."""
+    if not len(known):
+        return np.zeros(len(rows), np.bool_)
+    return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows
+
+
 def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return each number once, ascending. np.unique loads masked arrays first, all of them."""
     ordered = np.sort(numbers)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+
+
+def without(rows: Rows, gone: Rows) -> Rows:
+    """Return those of `rows`, which ascend, that are not among `gone`."""
+    return np.delete(rows, np.searchsorted(rows, gone[among(gone, rows)]))
 
 
 class TextRow(NamedTuple):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.records.step_identity import answer_to
 from hybridagi_steps.records.step_text import asks_when, text_hash, written_words
-from hybridagi_steps.records.store_values import FloatVector, Rows, distinct
+from hybridagi_steps.records.store_values import FloatVector, Rows, among, distinct
 from hybridagi_steps.search.formulas import (
     LENGTH_POWER,
     ONE_HALF,
@@ -40,11 +40,13 @@ from hybridagi_steps.search.score_parts import (
     ReadIndex,
     Scope,
     ScoreParts,
-    among,
 )
 
 POOL = 50
 """Candidates taken from each half."""
+MOST_EQUAL = 3_000
+"""If more rows than this say the same, those behind the candidates are passed over, but for the
+newest, which stands for all: each would be scored to find out that it says the same."""
 VOTERS = 20
 """The best rows, which vote for others of their tool and run."""
 
@@ -217,14 +219,24 @@ class _Answer:
 
     def best(self, k: int, only: int | None = None) -> list[RankedRow]:
         """Return the best rows; look wider as long as equal texts crowd out the rest."""
-        pool = only or max(POOL, k)
+        pool, kept = only or max(POOL, k), list[Rows]()
         while True:
             rows, full = self.values.candidates(pool, self.of_steps)
-            scored = self._scored(rows)
+            scored = self._scored(distinct(np.concatenate((rows, *kept))))
             chosen = self._collapsed(scored)
             if len(chosen) >= k or not full or only:
                 return self._ranked(scored, np.array(chosen[:k], np.intp))
-            pool *= 4
+            kept += self._thinned(scored.rows)
+            pool = max(4 * pool, MOST_EQUAL if kept else 0)
+
+    def _thinned(self, rows: Rows) -> list[Rows]:
+        """Look no further among many that say the same; return those seen, and the newest."""
+        hashes = np.sort(self.index.columns.text_hashes(rows))
+        twice = distinct(hashes[1:][hashes[1:] == hashes[:-1]])
+        crowds = self.index.columns.crowds(twice, MOST_EQUAL, self.values.visible)
+        if crowds:
+            self.values.pass_over(distinct(np.concatenate(crowds)))
+        return [np.append(rows[among(rows, crowd)], crowd[-1]) for crowd in crowds]
 
     def _scored(self, rows: Rows) -> _Scored:
         """Score the candidates, and with them whoever stands next to them or says the same."""
@@ -285,7 +297,7 @@ class _Answer:
             fused = np.where(turns, fused, weight * fused + share / total * parts["tool_vote"])
         if self.mode != "hybrid":
             return fused, np.zeros(len(rows), np.bool_)
-        near = parts["neighbour"] = _best_neighbours(self.index, rows, fused, worth)
+        near = parts["neighbour"] = self.index.columns.best_neighbours(rows, fused, worth)
         fused = worth * fused
         shares = np.where(turns, self.of_turns.spread, self.of_steps.spread)
         reached = np.maximum(fused, shares * near)
@@ -386,15 +398,3 @@ class _Answer:
             [self.of_turns if turn else self.of_steps for turn in turns],
         )
         return [RankedRow(*values) for values in zip(*columns, strict=True)]
-
-
-def _best_neighbours(index: ReadIndex, rows: Rows, fused: Scores, worth: Scores) -> Scores:
-    """Return the best score among each row's parent and children, one hop."""
-    parents = index.columns.parents(rows)
-    place = np.minimum(np.searchsorted(rows, parents), len(rows) - 1) if len(rows) else parents
-    linked = np.flatnonzero(rows[place] == parents) if len(rows) else place
-    both = np.minimum(worth[linked], worth[place[linked]])
-    best = np.zeros(len(rows))
-    np.maximum.at(best, linked, both * fused[place[linked]])
-    np.maximum.at(best, place[linked], both * fused[linked])
-    return best

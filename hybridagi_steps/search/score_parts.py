@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.step_text import tokens
-from hybridagi_steps.records.store_values import FloatVector, Rows, distinct
+from hybridagi_steps.records.store_values import FloatVector, Rows, among, distinct, without
 from hybridagi_steps.search.bm25 import (
     LexicalIndex,
     Match,
@@ -100,6 +100,7 @@ class ScoreParts:
         self, index: ReadIndex, scope: Scope, query: AskedText, state: AskedText | None
     ) -> None:
         self.index, self.scope, self.query, self.state = index, scope, query, state
+        self._sought = scope.rows
         self._lexicals = [shard.lexical for shard in scope.shards]
         self._matches = self._matched(query.stems)
         self._best_window = 0.0
@@ -126,16 +127,21 @@ class ScoreParts:
         """
         found: list[Rows] = []
         for shard, match in zip(self.scope.shards, self._matches, strict=True):
-            rows, scores = match.top(pool, self.scope.rows)
+            rows, scores = match.top(pool, self._sought)
             self._best_window = max(self._best_window, float(scores[0]) if len(scores) else 0.0)
             found.append(rows)
             if self.query.vector is not None:
-                nearest = shard.vectors.search(self.query.vector[None], pool, rows=self.scope.rows)
+                nearest = shard.vectors.search(self.query.vector[None], pool, rows=self._sought)
                 found.append(nearest[0].rows)
         full = any(len(rows) >= pool for rows in found)
         if self.state is not None and not formula.weights.keys().isdisjoint(_OF_STATE):
             found.append(self._after_the_state(pool, self.state))
         return distinct(np.concatenate(found)), full
+
+    def pass_over(self, rows: Rows) -> None:
+        """Leave rows, ascending, out of the candidates from now on."""
+        sought = self.index.columns.held() if self._sought is None else self._sought
+        self._sought = without(sought, rows)
 
     def _after_the_state(self, pool: int, state: AskedText) -> Rows:
         alike: list[Rows] = []
@@ -390,10 +396,3 @@ class ScoreParts:
     def _may_show(self, rows: Rows) -> npt.NDArray[np.bool_]:
         held = np.any([words.positions_of(rows) >= 0 for words in self._lexicals], axis=0)
         return held if self.scope.rows is None else held & among(rows, self.scope.rows)
-
-
-def among(rows: Rows, known: Rows) -> npt.NDArray[np.bool_]:
-    """Return which of `rows` stand in `known`, which ascends."""
-    if not len(known):
-        return np.zeros(len(rows), np.bool_)
-    return known[np.minimum(np.searchsorted(known, rows), len(known) - 1)] == rows

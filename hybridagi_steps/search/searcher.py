@@ -51,6 +51,7 @@ from hybridagi_steps.records.store_values import (
     Hidden,
     MessagePlace,
     Rows,
+    without,
 )
 from hybridagi_steps.search.database.database_index import DatabaseIndex
 from hybridagi_steps.search.database.planner import fits
@@ -411,11 +412,7 @@ class Searcher:
         gone = np.concatenate([hidden, *self._index.filters.of_runs(run_ids)])
         if not len(gone):
             return None
-        held = self._index.columns.held()
-        place = np.searchsorted(held, gone)
-        there = place < len(held)
-        place, gone = place[there], gone[there]
-        return np.delete(held, place[held[place] == gone])
+        return without(self._index.columns.held(), gone)
 
     def _query(
         self,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from hybridagi_steps.protocols import Rows, TextRow
 from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import distinct
+from hybridagi_steps.search.forward_index import Scores
 
 NO_ROW = -1
 """Stands where a step has no parent, or a row is not held."""
@@ -115,6 +116,12 @@ class StepColumns:
         """Return the purpose hash of each row, 0 where it is not held."""
         return self._look_up("purpose_hashes", rows, missing=0)
 
+    def crowds(self, hashes: Rows, most: int, passing: Callable[[Rows], Rows]) -> list[Rows]:
+        """Return, for each of these texts that more than `most` rows have which pass, these."""
+        places = (self._having("text_hashes", hashes[n : n + 1]) for n in range(len(hashes)))
+        passed = (passing(self._column("rows")[each]) for each in places if len(each) > most)
+        return [rows for rows in passed if len(rows) > most]
+
     def with_purposes(self, hashes: Rows) -> Rows:
         """Return all rows whose purpose hash is one of these."""
         return distinct(self._column("rows")[self._having("purpose_hashes", hashes)])
@@ -127,6 +134,17 @@ class StepColumns:
         """Return all children of `rows` and, beside each, its parent."""
         positions = self._having("parent_rows", rows)
         return self._column("rows")[positions], self._column("parent_rows")[positions]
+
+    def best_neighbours(self, rows: Rows, scores: Scores, worth: Scores) -> Scores:
+        """Return the best score among each row's parent and children, one hop."""
+        parents = self.parents(rows)
+        place = np.minimum(np.searchsorted(rows, parents), len(rows) - 1) if len(rows) else parents
+        linked = np.flatnonzero(rows[place] == parents) if len(rows) else place
+        both = np.minimum(worth[linked], worth[place[linked]])
+        best = np.zeros(len(rows))
+        np.maximum.at(best, linked, both * scores[place[linked]])
+        np.maximum.at(best, place[linked], both * scores[linked])
+        return best
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the columns without removed rows, and the order in which each ascends."""

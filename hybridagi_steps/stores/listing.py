@@ -141,6 +141,9 @@ class Listing(ABC):
 def listed_sessions(store: StoreBackend, limit: int, offset: int, user_id: str | None) -> Sessions:
     """Return a page of a store's sessions, those that were only recorded among the others."""
     limit, offset = checked_page(limit, offset)
+    if not store.sessions(limit=1, user_id=user_id):
+        page = store.sessions(limit=limit, offset=offset, user_id=user_id, recorded=True)
+        return _described(store, page)
     recorded = store.sessions(limit=offset + limit, user_id=user_id, recorded=True)
     if not recorded:
         return _described(store, store.sessions(limit=limit, offset=offset, user_id=user_id))

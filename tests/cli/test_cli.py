@@ -268,6 +268,11 @@ def test_show_takes_the_beginning_of_an_id(run: Run, tmp_path: Path) -> None:
     assert "uvwxyz-1" in run("show", "uvwxyz").out
     assert run("show", "nightly").out.startswith("run nightly-run  3 steps")
     refused(run("show", "abcdef"), "2 ids begin with", "abcdef-1, abcdef-2")
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        same = {"step_type": "Action", "run_id": "hundred"}
+        memory.add(AgentStep.model_validate({"id": f"hundred-{n}", **same}) for n in range(100))
+    assert run("show", "hundred-9").code == 0
+    refused(run("show", "hundred-"), "more than 99 ids begin with", "hundred-0, hundred-1, ")
     refused(run("show", "uvwxy"), "no step")
     refused(run("show", "uvwxyz-11"), "no step")
 

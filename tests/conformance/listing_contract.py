@@ -14,6 +14,7 @@ import pytest
 
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.stores.sql.message_units import MessageUnits
 from hybridagi_steps.testing.conformance.samples import SessionStepStore, message, step
 
 AT_ONCE = {"FEWEST_ROWS": 1, "ROWS_OF_EACH": 1, "PART_OF_ROWS": 1}
@@ -135,3 +136,16 @@ class ListingContract:
                 found = store.sessions(**page, user_id=user, recorded=True)
                 known = [(each.session_id, each.runs, each.user_id) for each in found]
                 assert known == expected[offset : offset + limit]
+
+    def test_ids_that_begin_alike(self, store: SessionStepStore) -> None:
+        assert isinstance(store, MessageUnits)
+        names = ["ab", "ab-1", "ab-\U0001f600", "a", "b", "Ab", "ab%"]
+        store.append([step(id=name, run_id=run) for name in names for run in [f"{name}~"]])
+        store.append([step(id=f"c{n}", run_id="ab-1~") for n in range(200)])
+        store.commit("s", [message(id="ab-said"), message(id="said")], [])
+        steps, runs = store.ids_beginning("ab", 9)
+        assert steps == sorted(["ab", "ab%", "ab-1", "ab-said", "ab-\U0001f600"])
+        assert runs == sorted(["ab%~", "ab-1~", "ab-\U0001f600~", "ab~"])
+        assert store.ids_beginning("ab-", 2) == (["ab-1", "ab-said"], runs[1:3])
+        assert store.ids_beginning("ab-1~", 2) == ([], ["ab-1~"])
+        assert store.ids_beginning("\ud800", 2) == ([], [])

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
+from hybridagi_steps import (
+    AgentStep,
+    AgentStepType,
+    Query,
+    QueryList,
+    StepFilter,
+    StepMemory,
+)
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.embedders.vectors import shortened, unpacked
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
+from hybridagi_steps.records.store_values import Rows
+from hybridagi_steps.search import ranking
+from hybridagi_steps.search.formulas import Mode
+from hybridagi_steps.search.score_parts import ScoreParts
 
 
 def action(purpose: str, result: str = "done", tool: str = "search", **fields: Any) -> AgentStep:
@@ -244,6 +255,39 @@ def test_of_equal_texts_the_newest_stands_and_others_get_their_place(memory: Ste
     hits = memory.search("refund policy", k=3)
     assert len(hits) == 2
     assert newest.id in [hit.step.id for hit in hits]
+
+
+def test_rows_that_say_the_same_are_not_all_scored(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found is the same; what neighbours of all would lend their text may be missing."""
+    words = ["look", "read", "answer", "letters", "letter", "new", "old", "mail", "box", "seen"]
+    chance = random.Random(3)
+    for n in range(400):
+        run = f"run-{n // 9}"
+        memory.add(action("look for new letters", "none", tool="mailbox", run_id=run))
+        if n % 8 == 0:
+            said = " ".join(chance.choices(words, k=chance.randint(3, 12)))
+            memory.add(action(said, f"it says {n}", tool=f"t{n % 3}", run_id=run))
+    scored, values = list[int](), ScoreParts.values
+
+    def counted(parts: ScoreParts, rows: Rows, names: Iterable[str]) -> dict[str, Any]:
+        scored.append(len(rows))
+        return values(parts, rows, names)
+
+    monkeypatch.setattr(ScoreParts, "values", counted)
+    for mode in get_args(Mode):
+        for k, where in ((45, {}), (15, {"tools": ["mailbox", "t1"]})):
+            found: list[dict[str, float]] = []
+            for most in (1_000, 60):
+                monkeypatch.setattr(ranking, "MOST_EQUAL", most)
+                scored.clear()
+                hits = memory.search("look for letters", k=k, mode=mode, where=where)
+                found.append({str(hit.step): hit.score for hit in hits})
+            assert list(found[0]) == list(found[1])
+            assert len(found[0]) == k
+            assert found[0] == pytest.approx(found[1], abs=0.01)
+            assert max(scored) < 200
 
 
 def test_every_query_of_a_list_gets_a_place(memory: StepMemory) -> None:

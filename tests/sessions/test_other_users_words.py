@@ -221,13 +221,16 @@ def foretell(path: str) -> None:
         WHERE row > 1099511627776;"""
     if "://" not in path:
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.executescript(f"{script} PRAGMA user_version = 10;")
+            connection.executescript(
+                f"{script} DROP INDEX step_key_user; PRAGMA user_version = 10;"
+            )
         return
     import psycopg
 
     with psycopg.connect(path, autocommit=True) as connection:
         connection.execute("SET search_path TO hybridagi_steps")
         connection.execute(script.encode())
+        connection.execute("DROP INDEX agent_step_user")
         connection.execute("UPDATE meta SET value = '13' WHERE key = 'schema_version'")
 
 

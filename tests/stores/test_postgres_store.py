@@ -528,6 +528,22 @@ class TestSchema:
         with pytest.raises(DamagedFileError):
             store.messages("s") if store.commit("s", [message("x")]) else None
 
+    def test_users_of_a_schema_of_before_get_their_index(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        store.append([step(id="a", run_id="r", user_id="ann")])
+        run_sql(
+            postgres_address,
+            "DROP INDEX hybridagi_steps.agent_step_user",
+            "UPDATE hybridagi_steps.meta SET value = '14' WHERE key = 'schema_version'",
+        )
+        with closing(PostgresStepStore(postgres_address)) as later:
+            assert [run.run_id for run in later.runs(limit=9, where=StepFilter(user_id="ann"))] == [
+                "r"
+            ]
+        listed = "SELECT indexname FROM pg_indexes WHERE schemaname = 'hybridagi_steps'"
+        assert ("agent_step_user",) in run_sql(postgres_address, listed)
+
     def test_verify_names_what_does_not_hold_together(
         self, store: PostgresStepStore, postgres_address: str
     ) -> None:

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_files import filled
+from store_files import filled, made_old
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
@@ -228,6 +228,23 @@ def test_a_failed_upgrade_leaves_the_file_as_it_was(path: Path) -> None:
             SqliteStepStore(path)
     assert tables_of(path) == before
     filled(path)
+
+
+def test_users_of_a_file_of_before_have_their_steps_in_an_index(path: Path) -> None:
+    with closing(SqliteStepStore(path)) as store:
+        asked = [step(id=str(n), run_id=f"r{n}", user_id=f"u{n % 9}") for n in range(900)]
+        store.append(asked)
+        assert store.find(EVERYTHING, limit=1)
+    made_old(path, 11)
+    with closing(SqliteStepStore(path)) as store:
+        found = store.runs(limit=2, where=StepFilter(user_id="u4"))
+        assert [run.run_id for run in found] == ["r895", "r886"]
+        with store._db.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+            plan = connection.execute(
+                "EXPLAIN QUERY PLAN SELECT row FROM step_view WHERE namespace = 1 AND user_id = 'u'"
+            ).fetchall()
+        assert any("step_key_user" in line for *_, line in plan)
+        assert store.verify() == []
 
 
 def tables_of(path: Path) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.context import ContextBuilder
+from hybridagi_steps.exchange import export_file
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.limits import AgentSession
@@ -144,6 +145,20 @@ def test_indexing_a_message_takes_as_much_however_many_there_are(
     assert ran[1_200] <= 1.5 * 4 * ran[300]
 
 
+def test_an_export_of_a_run_asks_for_no_other(
+    memory: StepMemory, work: Work, tmp_path: Path
+) -> None:
+    """The scores of all runs were read for it."""
+    asked, file = list[int](), tmp_path / "out.jsonl"
+    for first in (10_000, 20_000):
+        memory.add([made(first + n) for n in range(2_000)])
+        memory.score("r3", 0.5)
+        memory.flush()
+        asked.append(len(work.of(lambda: export_file(memory, file, where={"run_id": "r3"}))))
+        assert b'"run_score":{"value":0.5}' in file.read_bytes()
+    assert asked[1] == asked[0] < 20
+
+
 @pytest.mark.parametrize("name", ["stats", "flush", "search"])
 def test_what_finds_nothing_new_does_not_grow_with_the_memory(
     memory: StepMemory, work: Work, name: str
@@ -237,10 +252,14 @@ LISTED: dict[str, Callable[[SqliteStepStore], list[Any]]] = {
     "runs": lambda store: store.runs(limit=10),
     "own runs": lambda store: store.runs(limit=10, where=StepFilter()),
     "of a user": lambda store: store.runs(limit=10, where=StepFilter(user_id="u3")),
+    "of a rare user": lambda store: store.runs(limit=10, where=StepFilter(user_id="rare")),
+    "of nobody": lambda store: store.runs(limit=10, where=StepFilter(user_id="nobody")),
     "of a session": lambda store: store.runs(limit=10, where=StepFilter(session_id="s3")),
     "a run": lambda store: store.runs(limit=1, where=StepFilter(run_id="r3")),
     "failed": lambda store: store.runs(limit=10, where=StepFilter(status="error")),
     "sessions": lambda store: store.sessions(limit=10, recorded=True),
+    "earlier sessions": lambda store: store.sessions(limit=10, offset=100, recorded=True),
+    "sessions of nobody": lambda store: store.sessions(limit=10, user_id="nobody", recorded=True),
     "a user's sessions": lambda store: store.sessions(limit=10, user_id="u3", recorded=True),
 }
 
@@ -251,6 +270,8 @@ def test_a_page_of_runs_or_sessions_reads_no_others(work: Work, tmp_path: Path) 
     with closing(SqliteStepStore(tmp_path / "steps.db", durability="normal")) as store:
         for first, last in ((0, 20_000), (20_000, 40_000)):
             names = [(f"s{n // 20}", f"u{n // 20 % 5}") for n in range(first, last)]
+            if not first:
+                names[0] = ("s0", "rare")
             status = ["error" if n % 20 == 7 else "ok" for n in range(first, last)]
             asked = zip(range(first, last), names, status, strict=True)
             store.append(

@@ -33,6 +33,7 @@ from hybridagi_steps.records.store_values import (
     StemCounts,
     TextRow,
     VectorRow,
+    among,
     distinct,
 )
 from hybridagi_steps.search.database.partial_index import (
@@ -48,7 +49,7 @@ from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
 from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
 from hybridagi_steps.search.row_filter import FilterFile, RowFilter
-from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope, among
+from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope
 from hybridagi_steps.search.step_columns import NO_ROW
 
 READ = 1_500

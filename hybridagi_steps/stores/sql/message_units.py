@@ -44,6 +44,13 @@ _LINE = """SELECT row, sequence, id, CAST(said AS BLOB), CAST(body AS BLOB), sai
     FROM message WHERE branch_id = ? AND sequence BETWEEN ? AND ? ORDER BY sequence"""
 _ROWS_OF = """SELECT id, row FROM message
     WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
+_STEPS_BEGINNING, _MESSAGES_BEGINNING = (
+    f"SELECT id FROM {table} WHERE namespace = ? AND id BETWEEN ? AND ? ORDER BY id LIMIT ?"  # noqa: S608 - names are ours
+    for table in ("agent_step", "message")
+)
+_NEXT_RUN = """SELECT run_id FROM step_view
+    WHERE namespace = ? AND run_id > ? AND run_id BETWEEN ? AND ? ORDER BY run_id LIMIT 1"""
+_LAST_CHARACTER = "\U0010ffff"
 _LOOK_BACK, _FARTHEST = 8, 512
 """Messages before one that are read to find its question, first and at most."""
 _NEAR = 8
@@ -107,6 +114,24 @@ class MessageUnits(MessageFilter):
         with self._db.reading() as connection:
             found = connection.execute(_ROWS_OF, asked).fetchall()
         return {message_id: row + MESSAGE_ROWS for message_id, row in found}
+
+    def ids_beginning(self, prefix: str, limit: int) -> tuple[list[str], list[str]]:
+        """Return the ids of steps and messages, and those of runs, that begin like this."""
+        if not is_storable(prefix):
+            return [], []
+        self._catch_up()
+        key, last = self._namespace, prefix + _LAST_CHARACTER
+        runs = list[str]()
+        with self._db.reading() as connection:
+            steps = self._column(connection, _STEPS_BEGINNING, key, prefix, last, limit)
+            said = self._column(connection, _MESSAGES_BEGINNING, key, prefix, last, limit)
+            while len(runs) < limit:  # a DISTINCT would read all steps of each
+                after = runs[-1] if runs else ""
+                found = self._column(connection, _NEXT_RUN, key, after, prefix, last)
+                if not found:
+                    break
+                runs += found
+        return sorted({*steps, *said})[:limit], runs
 
     def message_line(
         self, row: int, session_id: str, *, before: int, after: int

@@ -22,7 +22,6 @@ from hybridagi_steps.records.store_values import (
     ABANDONED,
     MESSAGE_ROWS,
     BranchPosition,
-    RunSummary,
     SessionSummary,
 )
 from hybridagi_steps.stores.body import decode_message
@@ -99,7 +98,7 @@ class Salvaged:
         self._read_steps()
         self._read_messages()
         self._branches = dict(self._read_branches())
-        self._runs = list(self._read_runs())
+        self._scores = dict(self._read_scores())
         self._lines = {line.session_id: line for line in self._read_lines()}
 
     def repository(self) -> Self:
@@ -127,9 +126,9 @@ class Salvaged:
                 if where.scope != ABANDONED or self._is_hidden(id_text(step.id)):
                     yield step
 
-    def runs(self, *, limit: int, offset: int = 0, scope: str) -> list[RunSummary]:  # noqa: ARG002 - all are told
-        """Return the runs that have a score."""
-        return self._runs[offset : offset + limit]
+    def run_scores(self, run_ids: Sequence[str]) -> dict[str, tuple[float, str | None]]:
+        """Return the scores of those of these runs that have one, and what was said of them."""
+        return {run_id: self._scores[run_id] for run_id in run_ids if run_id in self._scores}
 
     # -- sessions
 
@@ -220,14 +219,14 @@ class Salvaged:
                 continue
             self._messages[BranchPosition(branch_id, sequence)] = row
 
-    def _read_runs(self) -> Iterator[RunSummary]:
+    def _read_scores(self) -> Iterator[tuple[str, tuple[float, str | None]]]:
         for run_id, score, feedback, checksum in self._listed(
             "scores of runs", _RUNS, self._namespace
         ):
             if checksum not in (None, row_checksum(self._namespace, run_id, score, feedback)):
                 self._damaged(f"the score of run {run_id!r} is not whole")
             else:
-                yield RunSummary(run_id, None, None, 0, 0, "", "", "", score, feedback)
+                yield run_id, (score, feedback)
 
     def _read_branches(self) -> Iterator[tuple[int, _Branch]]:
         known = {place.branch_id for place in (*self._messages, *self._pins.values())}

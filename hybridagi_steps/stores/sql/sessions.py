@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import orjson
@@ -47,10 +48,13 @@ _RECORDED = """WITH found AS MATERIALIZED (
         THEN min(v.user_id) END
     FROM found v GROUP BY v.session_id HAVING {} ORDER BY max(v.row) DESC LIMIT ? OFFSET ?"""
 _RECORDED_SINCE = """WITH found AS MATERIALIZED (
-        SELECT CASE WHEN k.branch_id IS NULL THEN k.session_id END AS session_id FROM step_view k
-        WHERE k.namespace = ? AND k.row >= ?{})
-    SELECT DISTINCT session_id FROM found WHERE session_id IS NOT NULL"""
+        SELECT CASE WHEN k.branch_id IS NULL THEN k.session_id END AS session_id, k.row
+        FROM step_view k WHERE k.namespace = ? AND k.row >= ? {})
+    SELECT f.session_id FROM found f WHERE f.session_id IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM session s WHERE s.namespace = ? AND s.id = f.session_id)
+    GROUP BY f.session_id ORDER BY max(f.row) DESC"""
 """CASE: of a condition PostgreSQL may conclude to ask the index by session, which has all rows."""
+_PAGE = " LIMIT ? OFFSET ?"
 _SOME = "IN (SELECT value FROM json_each(?))"
 _BY_NAME = ">= ''"
 """What every name is, and what makes SQLite ask the index of steps without messages."""
@@ -178,22 +182,32 @@ class SessionTables(SessionCommits):
         self, connection: Connection, whose: list[str], limit: int, offset: int
     ) -> list[Any]:
         """Return what is known of a page of them, from the newest steps alone if they hold it."""
-        key, page, of_user = self._namespace, (*whose, limit, offset), OF_USER if whose else "TRUE"
-        since = _RECORDED_SINCE.format(" AND k.user_id = ?" if whose else "")
-        query = _RECORDED.format(_SOME, of_user)
-        if not connection.execute(_FEW_RECORDED, (_FEW, key, _FEW)).fetchone()[0]:
-            for row in self._earlier_rows(connection, limit + offset):
-                names = self._column(connection, since, key, row, *whose)
-                if len(names) < limit + offset:
-                    continue  # and spare what there may be of steps in these
-                found = connection.execute(query, (key, many(names), *page)).fetchall()
-                if len(found) == limit:
-                    return found
-        if whose:
-            names = many(self._column(connection, since, key, 0, *whose))
-            return connection.execute(query, (key, names, *page)).fetchall()
-        query = _RECORDED.format(_BY_NAME, of_user)
-        return connection.execute(query, (key, *page)).fetchall()
+        key, page = self._namespace, (limit, offset)
+        query = _RECORDED.format(_SOME, OF_USER if whose else "TRUE")
+        if connection.execute(_FEW_RECORDED, (_FEW, key, _FEW)).fetchone()[0]:
+            query = _RECORDED.format(_BY_NAME, OF_USER if whose else "TRUE")
+            return connection.execute(query, (key, *whose, *page)).fetchall()
+        if not whose:
+            names = self._last_recorded(connection, limit, offset)
+            return connection.execute(query, (key, many(names), limit, 0)).fetchall()
+        since = _RECORDED_SINCE.format("AND k.user_id = ?")
+        for row in chain(self._earlier_rows(connection, limit + offset, user=whose[0]), [0]):
+            names = self._column(connection, since, key, row, *whose, key)
+            if row and len(names) < limit + offset:
+                continue  # and spare what there may be of steps in these
+            found = connection.execute(query, (key, many(names), *whose, *page)).fetchall()
+            if not row or len(found) == limit:
+                return found
+        return []
+
+    def _last_recorded(self, connection: Connection, limit: int, offset: int) -> list[str]:
+        """Return the names of a page of them; only these are looked into."""
+        names, newest, key = list[str](), _RECORDED_SINCE.format("") + _PAGE, self._namespace
+        for row in chain(self._earlier_rows(connection, limit + offset, part=1), [0]):
+            names = self._column(connection, newest, key, row, key, limit, offset)
+            if len(names) == limit:
+                break
+        return names
 
     def unanswered(self, limit: int) -> list[Step]:
         """Return the last messages of the sessions written last that are no model's answer."""

@@ -227,25 +227,31 @@ class StepReading(Tables):
         whose, values = self._whose_runs(where)
         anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
         some, asked = self._condition(connection, anyhow)
-        newest = _RUNS_OF.format("k.namespace = ? AND k.row >= ?")
+        newest, whom = _RUNS_OF.format("k.namespace = ? AND k.row >= ?"), list[str]()
+        if where.user_id is not None:
+            newest, whom = newest.replace("row >= ?", "row >= ? AND k.user_id = ?"), [where.user_id]
         # The + keeps SQLite from walking all earlier rows where an index has those of a run.
         older = _RUNS_OF.format(f"k.namespace = ? AND +k.row < ? AND k.run_id {_SOME}")
         of_these = _RUNS_OF.format(f"{some} AND k.run_id {_SOME}")
         query, page = _RUNS_IF.format(_SOME, whose), (*values, limit, offset)
         key, filters = self._namespace, where.conditions - {"scope"}
         by_index = {"run_id", "session_id"} & filters
-        for row in () if by_index else self._earlier_rows(connection, limit + offset):
-            runs = {*self._column(connection, newest, key, row)}
+        earlier = self._earlier_rows(connection, limit + offset, user=where.user_id)
+        for row in () if by_index else earlier:
+            runs = {*self._column(connection, newest, key, row, *whom)}
             runs.difference_update(self._column(connection, older, key, row, many(runs)))
             if filters:
                 runs = self._column(connection, of_these, *asked, many(runs))
             found = self._column(connection, query, key, many(runs), *page)
             if len(found) == limit:
                 return found
+        if not filters and where.scope not in (None, EVERY_SCOPE):
+            some, asked = "k.namespace = ? AND k.scope = ?", [key, where.scope]
+            filters = {"scope"}
         if filters:
             runs = self._column(connection, _RUNS_OF.format(some), *asked)
             return self._column(connection, query, key, many(runs), *page)
-        if where.scope != EVERY_SCOPE:
+        if where.scope is None:
             return self._column(connection, _RUNS_IF.format("IS NOT NULL", whose), key, *page)
         every = {"namespace": key, "limit": limit, "offset": offset}
         return [run_id for (run_id,) in connection.execute(self._runs, every)]

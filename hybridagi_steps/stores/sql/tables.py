@@ -33,6 +33,8 @@ OF_USER = "min(CASE WHEN v.user_id = ? THEN 1 ELSE 0 END) = 1"
 """Of steps `v` that are grouped: all are this user's."""
 _ROWS = "(SELECT row FROM step_view WHERE namespace = ? ORDER BY row {} LIMIT 1)"
 _FIRST_AND_LAST = f"SELECT {_ROWS.format('ASC')}, {_ROWS.format('DESC')}"
+_ROW_OF_USER = """SELECT row FROM step_view WHERE namespace = ? AND user_id = ?
+    ORDER BY row DESC LIMIT 1 OFFSET ?"""
 FEWEST_ROWS, ROWS_OF_EACH, PART_OF_ROWS = 256, 16, 16
 """How many of the newest rows are looked at for a page: so many of each run or session on it, and
 at most a part of all, so that what lies further back is hardly dearer to find."""
@@ -193,14 +195,22 @@ class Tables(ABC):
             )
         return [steps[row] for row in rows]
 
-    def _earlier_rows(self, connection: Connection, wanted: int) -> Iterator[int]:
+    def _earlier_rows(
+        self, connection: Connection, wanted: int, part: int | None = None, user: str | None = None
+    ) -> Iterator[int]:
         """Yield rows, ever earlier, after which so many runs or sessions may be found.
 
-        It ends where reading all steps is not much dearer.
+        It ends where more than a part of all rows would be read, if not otherwise said one in 16;
+        of a user, whose rows an index has, where all of them would.
         """
-        first, last = connection.execute(_FIRST_AND_LAST, (self._namespace,) * 2).fetchone()
         rows = max(FEWEST_ROWS, ROWS_OF_EACH * wanted)
-        while rows * PART_OF_ROWS <= (last or 0) - (first or 0):
+        if user is not None:
+            while found := self._column(connection, _ROW_OF_USER, self._namespace, user, rows):
+                yield found[0]
+                rows *= 4
+            return
+        first, last = connection.execute(_FIRST_AND_LAST, (self._namespace,) * 2).fetchone()
+        while rows * (part or PART_OF_ROWS) <= (last or 0) - (first or 0):
             yield last - rows
             rows *= 4
 
