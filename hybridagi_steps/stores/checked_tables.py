@@ -223,11 +223,11 @@ def sound_vectors(
             yield stored_vector(*values)
         except DamagedFileError:
             if type(row := values[0]) is int:
-                note(DamagedRow("embedding", row, _is_given(*values[:5])))
+                note(DamagedRow("embedding", row, is_given(*values[:5])))
                 yield VectorRow(row, 0, None, bool(values[-1]))
 
 
-def _is_given(row: int, text_hash: int, given: Any, blob: Any, checksum: int | None) -> bool:
+def is_given(row: int, text_hash: Any, given: Any, blob: Any, checksum: int | None) -> bool:
     """Whether a damaged row came with its step; that mark itself may be what is damaged."""
     return given != 0 or vector_checksum(row, text_hash, 1, blob) == checksum
 
@@ -243,6 +243,22 @@ def note_damage(database: Database, namespace: int, found: Iterable[DamagedRow])
     for each in fresh:
         lost = _LOST[each.table].format(names.get(each.row, f"row {each.row}, which has no step"))
         log.warning("%s: %s; %s", database.name, lost, _GIVEN if each.given else _MADE_AGAIN)
+
+
+def pass_over(database: Database, namespace: int, found: Sequence[DamagedRow]) -> None:
+    """Log what was passed over, and have it made again; raise for what cannot be.
+
+    Not inside a transaction that this thread writes in.
+
+    Raises:
+        DamagedFileError: A vector came with its step.
+    """
+    note_damage(database, namespace, found)
+    if given := [each.row for each in found if each.given]:
+        with database.reading() as connection:
+            names = named_rows(connection, namespace, given)
+        name = names.get(given[0], f"row {given[0]}")
+        raise damaged(f"{database.name}: the embedding of {name}", _GIVEN)
 
 
 def noted_damage(database: Database) -> list[DamagedRow]:
@@ -301,4 +317,4 @@ def refused_rows(connection: Connection, namespace: int) -> list[DamagedRow]:
 def made_by_embedder(connection: Connection, rows: Sequence[int]) -> set[int]:
     """Return those rows that have an embedding which did not come with the step."""
     found = connection.execute(_EMBEDDINGS, (many(rows),))
-    return {values[0] for values in found if not _is_given(*values)}
+    return {values[0] for values in found if not is_given(*values)}

@@ -24,6 +24,7 @@ from hybridagi_steps.errors import (
     CopyDiffersError,
     CopyError,
     EmbedderError,
+    StorageError,
     UnsupportedAddressError,
 )
 from hybridagi_steps.protocols import StoreBackend
@@ -224,6 +225,10 @@ class Copying(ABC):
             CopyDiffersError: They answer in different ways.
         """
         if self.memory_budget is not None:
+            return 0
+        try:
+            source.mend()  # what was passed over is found in the copy
+        except StorageError:
             return 0
         mode: Literal["hybrid", "lexical"] = "hybrid" if source.identity().embedder else "lexical"
         try:

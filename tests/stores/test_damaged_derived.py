@@ -144,7 +144,7 @@ def test_what_is_made_of_a_damaged_step_stays_named(place: Place, table: str, co
 
 
 def test_a_vector_that_came_with_its_step_stays_named(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = act("a bumbershoot", vector=[0.5] * 256)
     with place.opened() as memory:
@@ -159,10 +159,62 @@ def test_a_vector_that_came_with_its_step_stays_named(
         memory.reembed("hashing")
         [problem] = memory.verify()
         assert str(given.id) in problem
-        with pytest.raises(DamagedFileError):
+        with pytest.raises(DamagedFileError, match="`update` that step with its vector"):
             memory.get_steps([given.id], vectors=True)
+        with pytest.raises(DamagedFileError, match="`update` that step with its vector"):
+            memory.copy_to(tmp_path / "copy.db")
         memory.update(given)
         assert memory.verify() == []
+
+
+def test_who_reads_vectors_passes_over_what_can_be_made_again(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with place.opened() as memory:
+        [whole] = memory.get_steps([place.step.id], vectors=True)
+    place.damage(*EMBEDDING)
+    with place.opened() as memory:
+        [read] = memory.get_steps([place.step.id], vectors=True)
+        assert (read.purpose, read.vector) == (ODD, None)
+        assert [str(place.step.id) in line for line in warnings(caplog)] == [True]
+        memory.flush()
+        assert memory.get_steps([place.step.id], vectors=True) == [whole]
+        assert memory.verify() == []
+
+
+@pytest.mark.parametrize("which", ["row = 31", "row > 1000000000"])
+@pytest.mark.parametrize(("table", "column"), [EMBEDDING, WORDS])
+def test_a_copy_is_made_without_what_can_be_made_again(
+    place: Place,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    table: str,
+    column: str,
+    which: str,
+) -> None:
+    place.damage(table, column, which)
+    target = str(tmp_path / "copy.db")
+    with place.opened() as memory:
+        assert memory.copy_to(target).steps == 31
+        assert len(warnings(caplog)) == 1
+        memory.flush()
+        assert memory.verify() == []
+    with hs.StepMemory(target, embedder="hashing") as copy:
+        assert None not in parts(copy, ODD)
+        assert copy.search("what about owls", where={"kinds": "message"})
+        assert copy.verify() == []
+
+
+def test_a_damaged_copy_is_repaired(place: Place, tmp_path: Path) -> None:
+    target = Place(str(tmp_path / "copy.db"))
+    Path(target.address).unlink()
+    with place.opened() as memory:
+        memory.copy_to(target.address)
+    target.damage(*EMBEDDING)
+    with place.opened() as memory:
+        memory.copy_to(target.address)
+    with hs.StepMemory(target.address, embedder="hashing") as copy:
+        assert copy.verify() == []
 
 
 def test_a_mark_that_is_damaged_itself_costs_no_given_vector(place: Place) -> None:

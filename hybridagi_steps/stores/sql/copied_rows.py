@@ -15,7 +15,7 @@ from zlib import crc32
 
 from hybridagi_steps.records.store_values import MESSAGE_ROWS
 from hybridagi_steps.stores.body import decode_body, encode_body
-from hybridagi_steps.stores.checked_tables import stored_text
+from hybridagi_steps.stores.checked_tables import DamagedRow, is_given, pass_over, sound_texts
 from hybridagi_steps.stores.checksums import (
     as_bytes,
     damaged,
@@ -353,28 +353,28 @@ class CopiedTables(AdminTables, DerivedTables):
     def vectors(
         self, connection: Connection, table: Ordered, rows: Sequence[int]
     ) -> dict[int, Values]:
-        """Return the embeddings of rows that have one.
-
-        Of each the dimension, the hash of its text, whether it was given, bytes, whether scoped.
-        """
-        found: dict[int, Values] = {}
+        """Return dimension, hash of the text, whether given, bytes and whether scoped, by row."""
+        found, lost = dict[int, Values](), list[DamagedRow]()
         wanted = many([row + table.offset for row in rows])
-        for row, *values, scoped, checksum in connection.execute(_VECTORS, (wanted,)):
-            if checksum not in (None, vector_checksum(row, *values[1:])):
-                raise damaged(f"{self._db.name}: the embedding of row {row}")
-            found[row - table.offset] = (*values, bool(scoped))
+        for row, width, words, given, blob, *rest in connection.execute(_VECTORS, (wanted,)):
+            if rest[1] in (None, vector_checksum(row, words, given, blob)):
+                found[row - table.offset] = (width, words, given, blob, bool(rest[0]))
+            else:
+                given = is_given(row, words, given, blob, rest[1])
+                lost.append(DamagedRow("embedding", row, given))
+        pass_over(self._db, self._namespace, lost)
         return found
 
     def words_after(self, connection: Connection, table: Ordered, row: int) -> list[Words]:
-        """Return the next steps or messages above a row with their words."""
-        found: list[Words] = []
-        for at, name, above, checksum, text_row, parent, *rest in connection.execute(
-            _WORDS.format(table=table), (self._namespace, row, PAGE)
-        ):
-            text = None
+        """Return the next steps or messages above a row with their words, none of damaged ones."""
+        found, asked = list[Words](), (self._namespace, row, PAGE)
+        for values in connection.execute(_WORDS.format(table=table), asked):
+            at, name, above, checksum, text_row, parent, *rest = values
+            lost, text = list[DamagedRow](), None
             if text_row is not None and (parent is None) == (above is None):
-                text = stored_text(checksum, text_row, parent, *rest)
-            found.append((at, name, above, text))
+                [text] = sound_texts([(checksum, text_row, parent, *rest)], lost.append)
+            pass_over(self._db, self._namespace, lost)
+            found.append((at, name, above, None if lost else text))
         return found
 
     def named_rows(

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from hybridagi_steps.errors import InvalidStepError, UnknownRunError
+from hybridagi_steps.errors import DamagedFileError, InvalidStepError, UnknownRunError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
+from hybridagi_steps.stores.checked_tables import DamagedRow, is_given, pass_over
 from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checksum
 from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import (
@@ -104,7 +105,9 @@ class StepReading(Tables):
             return []
         with self._db.reading() as connection:
             rows = self._rows_of(connection, wanted)
-            steps = self._read(connection, list(rows.values()), vectors=vectors)
+            steps = self._read(connection, list(rows.values()))
+            lost = self._add_vectors(connection, steps) if vectors else []
+        pass_over(self._db, self._namespace, lost)
         found: list[AgentStep] = []
         for step_id in wanted:
             if (row := rows.get(step_id)) is not None:
@@ -327,21 +330,28 @@ class StepReading(Tables):
         query = f"SELECT k.row FROM step_view k WHERE {sql} ORDER BY k.row"  # noqa: S608 - parts are ours, values are bound
         return self._column(connection, query, *values)
 
-    def _read(
-        self, connection: Connection, rows: Sequence[int], *, vectors: bool = False
-    ) -> dict[int, AgentStep]:
-        """Return the steps in these rows, showing their run's score where they have none."""
-        asked = (self._namespace, many(rows))
-        found = connection.execute(READ_STEPS, asked)
-        steps = {row: self._decoded(row, body, checksum) for row, body, checksum in found}
-        if vectors:
-            for row, *embedding in connection.execute(_VECTORS, asked):
+    def _add_vectors(
+        self, connection: Connection, steps: Mapping[int, AgentStep]
+    ) -> list[DamagedRow]:
+        """Give steps their embeddings; return those that are damaged, which they get none of."""
+        lost: list[DamagedRow] = []
+        asked = (self._namespace, many([*steps]))
+        for row, *embedding in connection.execute(_VECTORS, asked):
+            try:
                 vector = checked_vector(row, *embedding)
-                if vector is not None and row in steps:
-                    given = embedding[1]
-                    single = vector.astype(np.float32)
-                    length = 1.0 if given else np.linalg.norm(single)  # as an embedder gives it
-                    steps[row].vector = (single / length).tolist()
+            except DamagedFileError:
+                lost.append(DamagedRow("embedding", row, is_given(row, *embedding)))
+                continue
+            if vector is not None:
+                single, given = vector.astype(np.float32), embedding[1]
+                length = 1.0 if given else np.linalg.norm(single)  # as an embedder gives it
+                steps[row].vector = (single / length).tolist()
+        return lost
+
+    def _read(self, connection: Connection, rows: Sequence[int]) -> dict[int, AgentStep]:
+        """Return the steps in these rows, showing their run's score where they have none."""
+        found = connection.execute(READ_STEPS, (self._namespace, many(rows)))
+        steps = {row: self._decoded(row, body, checksum) for row, body, checksum in found}
         unscored = {s.run_id for s in steps.values() if s.score is None and s.run_id is not None}
         if unscored:
             scores = self._run_scores(connection, unscored)
