@@ -9,6 +9,7 @@ import pytest
 
 from hybridagi_steps.errors import EmbedderMismatchError
 from hybridagi_steps.protocols import StepStore
+from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.testing.conformance.samples import (
     START,
     save_pending,
@@ -142,6 +143,38 @@ class DerivedContract:
         before = first if "run_id" in link else None
         assert save_pending(store) == [(b, before)]
         assert [row.tokens for row in store.changes(changes.position).texts] == ["refund order"]
+
+    @pytest.mark.parametrize("run", ["r", None])
+    @pytest.mark.parametrize("given", [None, [1.0]])
+    def test_what_an_end_tells_of_its_call_goes_with_that(
+        self, store: StepStore, run: str | None, given: list[float] | None
+    ) -> None:
+        kinds, inside = AgentStepType, {"run_id": run, "program_id": "call"}
+        asked = {"program": "p", "purpose": "where is it?"}
+        _, middle, end = store.append(
+            [
+                step(id="call", step_type=kinds.ProgramCall, inputs=asked, run_id=run),
+                step(id="b", parent_id="call", **inside),
+                step(id="end", step_type=kinds.ProgramEnd, parent_id="b", vector=given, **inside),
+            ]
+        )
+        save_pending(store)
+        store.save_derived([], [vector(row, 1) for row in range(1, end + 1)])
+        reached = store.changes(START).position
+        [call] = store.append(
+            [step(id="call", step_type=kinds.ProgramCall, user_id="bob", run_id=run)], replace=True
+        )
+        emptied = {row.row: row.tokens for row in store.changes(reached).texts}
+        assert emptied == {middle: "", end: ""}
+        pending = {row for row, _ in store.pending_vectors(9)}
+        assert pending == ({call, end} if given is None else {call})
+        [told] = [found.step for found in store.pending_texts(9) if found.row == end]
+        assert told is not None
+        assert told.purpose != "where is it?"
+        save_pending(store)
+        store.delete(["call"])
+        assert {found.row for found in store.pending_texts(9)} == {end}
+        assert store.verify() == []
 
     def test_words_that_others_show_of_a_step_go_when_it_is_replaced(
         self, store: StepStore

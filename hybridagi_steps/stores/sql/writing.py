@@ -41,6 +41,14 @@ INSERT_GIVEN = """INSERT INTO embedding
     VALUES (?, ?, ?, ?, 1, ?, ?, ?)"""
 _RESCORED = "UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = ?"
 """Followers that keep scores learn from it that they may be others since."""
+_SOME = "IN (SELECT value FROM json_each(?))"
+_CALLS = f"""SELECT s.id, k.run_id FROM step_view k JOIN agent_step s ON s.row = k.row
+    WHERE k.namespace = ? AND k.row {_SOME} AND k.step_type = 'ProgramCall'"""  # noqa: S608 - no value in it
+_ENDS = f"""SELECT k.row FROM step_view k
+    WHERE k.namespace = ? AND k.step_type = 'ProgramEnd' AND k.program_id {_SOME}"""  # noqa: S608 - no value in it
+_FORGET_VECTORS = f"DELETE FROM embedding WHERE given = 0 AND row {_SOME}"  # noqa: S608 - no value in it
+_VECTORS_FROM = """UPDATE namespace SET vectors_through =
+    CASE WHEN vectors_through > :row THEN :row ELSE vectors_through END WHERE id = :namespace"""
 _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
 
@@ -162,11 +170,28 @@ class StepWriting(PromptTables):
         if not rows:
             return
         self._forget_prompts_in(connection, rows)
-        shown = self._showing(connection, rows)
+        ends = self._ends_of_calls(connection, rows)
+        shown = self._showing(connection, rows) | ends
         values = {"namespace": self._namespace, "rows": many(rows)}
         for statement in self._forget_rows:
             connection.execute(statement, values)
         self._empty(connection, shown)
+        if ends:
+            connection.execute(_FORGET_VECTORS, (many(sorted(ends)),))
+            asked = {"row": min(ends) - 1, "namespace": self._namespace}
+            connection.execute(_VECTORS_FROM, asked)
+
+    def _ends_of_calls(self, connection: Connection, rows: Sequence[int]) -> set[int]:
+        """Return the ends of the programs whose calls stand in rows: they tell what was asked."""
+        calls = connection.execute(_CALLS, (self._namespace, many(rows))).fetchall()
+        if not calls:
+            return set()
+        asked = (self._namespace, many([name for name, _ in calls]))
+        runs = many(sorted({run for _, run in calls if run is not None}))
+        ends = {*self._column(connection, f"{_ENDS} AND k.run_id {_SOME}", *asked, runs)}
+        if any(run is None for _, run in calls):  # no index has these
+            ends.update(self._column(connection, f"{_ENDS} AND k.run_id IS NULL", *asked))
+        return ends - {*rows}
 
     def _forget_all(self, connection: Connection) -> None:
         """Remove everything of this namespace; followers start again."""
