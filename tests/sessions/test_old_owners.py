@@ -55,7 +55,7 @@ def old_database(address: str) -> str | Path:
         connection.execute("DROP FUNCTION stems, talk, count_texts, texts_gone CASCADE")
         connection.execute("DROP FUNCTION isolate, isolate_tables, grant_rights, admit, expel")
         connection.execute("DROP TABLE prompt, prompt_part, prompt_use")
-        connection.execute("DROP INDEX session_of_user")
+        connection.execute("DROP INDEX session_of_user, agent_step_user")
         connection.execute("ALTER TABLE session DROP COLUMN user_id")
         connection.execute("UPDATE session SET checksum = NULL")
         connection.execute(
