@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -548,6 +549,9 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
     def _open_store(self) -> StoreBackend:
         self._check_open()
         return self._store
+
+    def _exactly(self) -> AbstractContextManager[None]:
+        return self.searcher.exactly()
 
     @property
     def searcher(self) -> Searcher:

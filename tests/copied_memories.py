@@ -114,5 +114,7 @@ def _seen(store: StoreBackend, session_id: str, attempt: Attempt) -> dict[str, A
 
 
 def _answers(memory: StepMemory, query: str) -> list[tuple[str, float]]:
-    hits = memory.search(query, 10, where={"scope": "*"})
+    memory.search(query, 1)
+    with memory.searcher.exactly():  # codes of two indexes differ where they were made apart
+        hits = memory.search(query, 10, where={"scope": "*"})
     return [(str(hit.step.id), round(hit.score, 6)) for hit in hits]

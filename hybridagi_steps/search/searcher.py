@@ -157,6 +157,10 @@ class Searcher:
         ranked, hidden = self._ranked(query, k, where, mode, min_score, aim, bool(expand))
         return self._hits(ranked, expand, where, hidden)
 
+    def exactly(self) -> AbstractContextManager[None]:
+        """Let searches look at every vector, inside a `with`, once there is an index."""
+        return self._index.exactly()
+
     def ranked(
         self, query: object, k: int, where: StepFilter, *, mode: Mode, aim: Aim | None
     ) -> list[RankedRow]:

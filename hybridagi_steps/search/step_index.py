@@ -8,7 +8,8 @@ weights of the first. The file beside the store is a cache: verified as it is re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,6 +96,22 @@ class StepIndex:
     def shards(self, *, own_only: bool) -> list[Shard]:
         """Return the shards to search."""
         return [self.own] if own_only else [self.own, self.scoped]
+
+    @contextmanager
+    def exactly(self) -> Generator[None]:
+        """Let searches look at every vector, inside a `with`.
+
+        Else two indexes of the same steps may answer one search in a hundred in another way: codes
+        are learnt of what there was when they were made.
+        """
+        shards = self.shards(own_only=False)
+        for shard in shards:
+            shard.vectors.exact = True
+        try:
+            yield
+        finally:
+            for shard in shards:
+                shard.vectors.exact = False
 
     def follow(self, model_id: str, dimension: int) -> None:
         """Take in what the store had committed at this call, maybe more; it ends, whoever writes.

@@ -95,6 +95,8 @@ class FaissIndex:
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
+        self.exact = False
+        """Whether searches look at every vector, with codes or without."""
         self._store = VectorStore(dimension)
         self._codes: ScanCodes | None = None
         self._build: CodeBuild | None = None
@@ -264,7 +266,7 @@ class FaissIndex:
         if scope.positions is not None or scope.size <= max(k, self._exact_rows):
             return self._exact(query, k, scope)
         codes = self._current_codes()
-        if codes is None:
+        if codes is None or self.exact:
             return self._exact(query, k, scope)
         fresh = self._fresh(query, codes.count, scope.allowed)
         thinness = max(codes.total, self._store.count) / scope.size

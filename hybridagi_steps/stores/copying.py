@@ -103,6 +103,10 @@ class Copying(ABC):
         """Find past steps by meaning and words."""
 
     @abstractmethod
+    def _exactly(self) -> AbstractContextManager[None]:
+        """Let searches look at every vector, inside a `with`."""
+
+    @abstractmethod
     def _places_left(self) -> list[str]:
         """Overwrite what was deleted; return where it still is."""
 
@@ -239,9 +243,15 @@ class Copying(ABC):
         rows = source.rows(_EVERYTHING)
         steps = source.read([int(row) for row in rows[:: -(-len(rows) // _SEARCHES) or 1]])
         queries = [text for step in steps.values() if (text := own_text(step)[:_LONGEST_QUERY])]
-        differing = [
-            query for query in queries if self._answers(query, mode) != target._answers(query, mode)
-        ]
+        for query in queries[:1]:  # the indexes are there from now on
+            for memory in (self, target):
+                memory._answers(query, mode)
+        with self._exactly(), target._exactly():
+            differing = [
+                query
+                for query in queries
+                if self._answers(query, mode) != target._answers(query, mode)
+            ]
         if source.state_now() != state:
             return 0
         if differing:
