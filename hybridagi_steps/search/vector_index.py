@@ -265,8 +265,8 @@ class FaissIndex:
     def _search_one(self, query: FloatVector, k: int, scope: Scope) -> ScoredRows:
         if scope.positions is not None or scope.size <= max(k, self._exact_rows):
             return self._exact(query, k, scope)
-        codes = self._current_codes()
-        if codes is None or self.exact:
+        codes = None if self.exact else self._current_codes()
+        if codes is None:
             return self._exact(query, k, scope)
         fresh = self._fresh(query, codes.count, scope.allowed)
         thinness = max(codes.total, self._store.count) / scope.size

@@ -243,15 +243,11 @@ class Copying(ABC):
         rows = source.rows(_EVERYTHING)
         steps = source.read([int(row) for row in rows[:: -(-len(rows) // _SEARCHES) or 1]])
         queries = [text for step in steps.values() if (text := own_text(step)[:_LONGEST_QUERY])]
-        for query in queries[:1]:  # the indexes are there from now on
-            for memory in (self, target):
-                memory._answers(query, mode)
-        with self._exactly(), target._exactly():
-            differing = [
-                query
-                for query in queries
-                if self._answers(query, mode) != target._answers(query, mode)
-            ]
+        differing = self._answered_otherwise(target, queries, mode)
+        if differing:
+            # Codes of vectors that were made at other times name other candidates now and then.
+            with self._exactly(), target._exactly():
+                differing = self._answered_otherwise(target, differing, mode)
         if source.state_now() != state:
             return 0
         if differing:
@@ -260,6 +256,11 @@ class Copying(ABC):
                 f"way than {self.address}, such as {differing[0]!r}."
             )
         return len(queries)
+
+    def _answered_otherwise(
+        self, other: Copying, queries: list[str], mode: Literal["hybrid", "lexical"]
+    ) -> list[str]:
+        return [each for each in queries if self._answers(each, mode) != other._answers(each, mode)]
 
     def _answers(self, query: str, mode: Literal["hybrid", "lexical"]) -> list[tuple[str, float]]:
         hits = self.search(query, _HITS, where=_EVERYTHING, mode=mode)

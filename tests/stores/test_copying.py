@@ -27,6 +27,7 @@ from hybridagi_steps.errors import (
     UnsupportedAddressError,
 )
 from hybridagi_steps.exchange import export_file
+from hybridagi_steps.search.vector_index import FaissIndex, ScoredRows
 from hybridagi_steps.stores.copying import Progress, tables_of
 from hybridagi_steps.stores.sql import copied_rows, copy_tables
 from hybridagi_steps.testing.conformance.samples import message, said
@@ -287,6 +288,27 @@ def test_others_write_to_the_source_meanwhile(places: tuple[str, str]) -> None:
         with _memory(target) as copy:
             assert everything(copy) == everything(memory)
             assert copy.verify() == []
+
+
+def test_codes_that_name_other_candidates_make_no_copy_differ(
+    new_file: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = new_file(), str(tmp_path / "copy.db")
+    search: Any = vars(FaissIndex)["_search_one"]
+    estimating = list[FaissIndex]()
+
+    def missing_some(index: FaissIndex, query: Any, k: int, scope: Any) -> Any:
+        found = search(index, query, k, scope)
+        if index.exact or len(found.rows) < 2 or index not in (estimating or [index]):
+            return found
+        estimating.append(index)
+        return ScoredRows(found.rows[-1:], found.scores[-1:])
+
+    monkeypatch.setattr(FaissIndex, "_search_one", missing_some)
+    with _memory(source) as memory:
+        fill(memory)
+        assert memory.copy_to(target).searches > 0
+    assert estimating
 
 
 def test_a_difference_is_named_and_repaired_by_the_same_call(places: tuple[str, str]) -> None:
