@@ -101,8 +101,8 @@ class StepIndex:
     def exactly(self) -> Generator[None]:
         """Let searches look at every vector, inside a `with`.
 
-        Else two indexes of the same steps may answer one search in a hundred in another way: codes
-        are learnt of what there was when they were made.
+        Else two indexes of the same steps may answer in different ways now and then: codes are
+        learnt of what there was when they were made.
         """
         shards = self.shards(own_only=False)
         for shard in shards:
