@@ -177,7 +177,8 @@ class Deriver:
 
         What was held before and is pending still is not made again.
         """
-        frontier, last = self._store.frontier(), self._last
+        last = self._last  # read first: what others derive in between must not be taken for this
+        frontier = self._store.frontier()
         if last and last.frontier == frontier and (last.vectors_wanted or not vectors):
             self._save_held(last)
             last.settled = True
@@ -241,7 +242,8 @@ class Deriver:
         if after >= through:
             return [], {}, through
         pending = self._store.pending_texts(BATCH, after=after, through=through)
-        known = self._last.texts if self._last and _same_epoch(self._last, frontier) else {}
+        last = self._last
+        known = last.texts if last and _same_epoch(last, frontier) else {}
         told = {item.row: Told(item.step) for item in pending}
         texts = [_known_or_made(known.get(item.row), item, told[item.row]) for item in pending]
         return texts, told, texts[-1].row if len(texts) == BATCH else through
@@ -426,18 +428,19 @@ class BackgroundWork:
         self._work = work
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._batch = threading.Lock()
+        self._starting, self._batch = threading.Lock(), threading.Lock()
         rest_first_at_fork(self)
 
     def start(self) -> None:
         """Begin, unless it is going on already."""
-        # After a fork the child holds a thread that is not alive there, and starts its own.
-        if self._thread is not None and self._thread.is_alive():
-            return
-        self._stopping.clear()
-        # No daemon: Python kills those as it ends, and in the middle of torch or FAISS itself too.
-        self._thread = threading.Thread(target=self._run, name="hybridagi-steps")
-        self._thread.start()
+        with self._starting:
+            # After a fork the child holds a thread that is not alive there, and starts its own.
+            if self._thread is not None and self._thread.is_alive():
+                return
+            self._stopping.clear()
+            # No daemon: Python kills those as it ends, in the middle of torch or FAISS itself too.
+            self._thread = threading.Thread(target=self._run, name="hybridagi-steps")
+            self._thread.start()
 
     def stop(self) -> None:
         """Wait for the batch at hand, and do no more."""
@@ -448,11 +451,13 @@ class BackgroundWork:
 
     def before_fork(self) -> None:
         """Wait for the batch at hand: a child must not inherit half an import or a taken lock."""
+        self._starting.acquire()
         self._batch.acquire()
 
     def after_fork(self) -> None:
         """Go on."""
         self._batch.release()
+        self._starting.release()
 
     def _run(self) -> None:
         try:

@@ -151,6 +151,34 @@ def test_an_error_in_the_background_is_logged_and_the_next_search_raises_it(
     work.stop()
 
 
+def test_threads_that_begin_it_at_once_begin_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    new_thread, made, errors = threading.Thread, list[threading.Thread](), list[BaseException]()
+    halt = threading.Event()
+    work = BackgroundWork(lambda: not halt.wait(0.01))
+
+    def begin() -> None:
+        try:
+            work.start()
+        except RuntimeError as error:
+            errors.append(error)
+
+    beside = new_thread(target=begin)
+
+    def new(**given: Any) -> threading.Thread:
+        made.append(new_thread(**given))
+        if len(made) == 1:
+            beside.start()
+            beside.join(0.3)  # as long as it takes where nothing keeps it waiting
+        return made[-1]
+
+    monkeypatch.setattr("hybridagi_steps.search.indexing.threading.Thread", new)
+    begin()
+    beside.join()
+    halt.set()
+    work.stop()
+    assert (errors, len(made)) == ([], 1)
+
+
 def test_the_end_of_the_program_waits_for_the_batch_at_hand_and_no_more() -> None:
     # A daemon thread would be killed in the middle of foreign code, and the process with it.
     code = """

@@ -126,6 +126,25 @@ def test_a_search_ends_and_finds_what_was_stored_before_it(
     assert memory.verify() == []
 
 
+def test_a_search_finds_what_another_thread_derived_and_saved_as_it_began(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.add(step("mine"))
+    store, deriver = memory._store, memory.searcher.deriver
+    frontier = store.frontier
+
+    def others_after() -> Any:
+        seen = frontier()
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "frontier", frontier)
+            deriver.catch_up(vectors=True)
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "frontier", others_after)
+        assert "mine" in found(memory, "refund mine")
+
+
 def test_flush_ends_and_indexes_what_was_stored_before_it(
     memory: StepMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
