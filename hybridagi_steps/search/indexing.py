@@ -24,6 +24,7 @@ from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
 from hybridagi_steps.embedders.vectors import embed_documents, shortened
 from hybridagi_steps.errors import (
     DiskFullError,
+    MemoryClosedError,
     ReadOnlyStorageError,
     StepsError,
     StorageBusyError,
@@ -80,6 +81,8 @@ class Held:
     vectors_wanted: bool
     texts: dict[int, TextRow] = field(default_factory=dict[int, TextRow])
     vectors: dict[int, VectorRow] = field(default_factory=dict[int, VectorRow])
+    model_id: str | None = None
+    """Whose vectors those are."""
     refused: bool = False
     """Whether the store refused some of it for now."""
     busy: bool = False
@@ -149,7 +152,6 @@ class Deriver:
         self._turn = threading.Lock()
         self._last: Held | None = None
         self._last_with_vectors: Held | None = None
-        self._model_id: str | None = None
 
     def mend(self, *, everything: bool = False) -> None:
         """Have what is damaged made again; of `everything` nothing held is believed, either."""
@@ -198,9 +200,9 @@ class Deriver:
         if not (texts or vectors):
             return
         with self._store.waiting(0), suppress(StorageError):
-            if vectors:
-                self._embedder()  # the store may not have been told of it yet
-            self._save(texts, vectors)
+            if vectors and self._embedder().model_id != held.model_id:
+                vectors = []  # another thread has changed it since
+            self._save(texts, vectors, held.model_id)
 
     def _batches(self, frontier: Frontier, held: Held | None, *, vectors: bool) -> Iterator[int]:
         stale = yield from self._walk(frontier, held, vectors=vectors)
@@ -225,11 +227,11 @@ class Deriver:
             while text_at < through or vector_at < through:
                 with taken(self._turn, seconds, "the indexing of new steps") as left:
                     texts, told, text_at = self._texts(text_at, through, frontier)
-                    made, vector_at = self._vectors(vector_at, through, frontier, told)
+                    made, model_id, vector_at = self._vectors(vector_at, through, frontier, told)
                 if held is not None:  # a search; who saves all waits for each batch anew
                     seconds = left
                 if texts or made:
-                    stale += self._saved(texts, made, held, may_save=may_save)
+                    stale += self._saved(texts, made, model_id, held, may_save=may_save)
                     yield len(texts) + len(made)
         if held is not None:  # else the thread may be another when this goes on
             self._patience.seconds = seconds
@@ -250,30 +252,36 @@ class Deriver:
 
     def _vectors(
         self, after: int, through: int, frontier: Frontier, told: Mapping[int, Told]
-    ) -> tuple[list[VectorRow], int]:
-        """Return the embeddings of the next pending steps, and up to which row that is.
+    ) -> tuple[list[VectorRow], str | None, int]:
+        """Return the embeddings of the next pending steps, whose they are, and up to which row.
 
         What the embedder gives for a step and cannot be used (NaN, Inf, zero) leaves that step
         found by words only.
         """
         if after >= through:
-            return [], through
+            return [], None, through
         steps = {row: item.step for row, item in told.items()}
         pending = self._store.pending_vectors(BATCH, after=after, through=through, known=steps)
         if not pending:
-            return [], through
-        last = self._last_with_vectors
-        known = last.vectors if last and _same_epoch(last, frontier) else {}
-        embedder = self._embedder()
-        self._model_id = embedder.model_id
+            return [], None, through
+        last, embedder = self._last_with_vectors, self._embedder()
+        model_id, known = embedder.model_id, dict[int, VectorRow]()
+        if last and last.model_id == model_id and _same_epoch(last, frontier):
+            known = last.vectors
         unknown = {row: told.get(row) or Told(step) for row, step in pending if row not in known}
         made = _vector_rows(unknown, embedder)
         fresh = {vector.row: vector for vector in made}
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
-        return vectors, pending[-1][0] if len(vectors) == BATCH else through
+        return vectors, model_id, pending[-1][0] if len(vectors) == BATCH else through
 
     def _saved(
-        self, texts: list[TextRow], vectors: list[VectorRow], held: Held | None, *, may_save: bool
+        self,
+        texts: list[TextRow],
+        vectors: list[VectorRow],
+        model_id: str | None,
+        held: Held | None,
+        *,
+        may_save: bool,
     ) -> int:
         """Save a batch, or hold it when that cannot be done now; return whose windows went stale.
 
@@ -281,7 +289,7 @@ class Deriver:
         """
         try:
             if held is None or (may_save and not held.refused):
-                return self._save(texts, vectors)
+                return self._save(texts, vectors, model_id)
         except (ReadOnlyStorageError, DiskFullError, StorageBusyError) as error:
             if held is None:
                 raise
@@ -291,13 +299,15 @@ class Deriver:
                 "the index of new steps is kept in memory only: %s",
                 error,
             )
+        if vectors and model_id != held.model_id:
+            held.vectors.clear()
+            held.model_id = model_id
         held.texts.update((text.row, text) for text in texts)
         held.vectors.update((vector.row, vector) for vector in vectors)
         return 0
 
-    def _save(self, texts: list[TextRow], vectors: list[VectorRow]) -> int:
-        model_id = self._model_id if vectors else None
-        return self._store.save_derived(texts, vectors, model_id=model_id)
+    def _save(self, texts: list[TextRow], vectors: list[VectorRow], model_id: str | None) -> int:
+        return self._store.save_derived(texts, vectors, model_id=model_id if vectors else None)
 
 
 def _vector_rows(pending: Mapping[int, Told], embedder: Embedder) -> list[VectorRow]:
@@ -428,12 +438,14 @@ class BackgroundWork:
         self._work = work
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._starting, self._batch = threading.Lock(), threading.Lock()
+        self._batch, self._turn = threading.Lock(), threading.Lock()
+        self._again = False
         rest_first_at_fork(self)
 
     def start(self) -> None:
-        """Begin, unless it is going on already."""
-        with self._starting:
+        """Begin; if it is going on already, it looks once more before it ends."""
+        with self._turn:
+            self._again = True
             # After a fork the child holds a thread that is not alive there, and starts its own.
             if self._thread is not None and self._thread.is_alive():
                 return
@@ -444,29 +456,38 @@ class BackgroundWork:
 
     def stop(self) -> None:
         """Wait for the batch at hand, and do no more."""
-        self._stopping.set()
-        if (thread := self._thread) is not None and thread is not threading.current_thread():
-            thread.join()
-        self._thread = None
+        with self._turn:
+            self._stopping.set()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()  # another may have begun one by then, that goes on
 
     def before_fork(self) -> None:
         """Wait for the batch at hand: a child must not inherit half an import or a taken lock."""
-        self._starting.acquire()
         self._batch.acquire()
+        self._turn.acquire()
 
     def after_fork(self) -> None:
         """Go on."""
+        self._turn.release()
         self._batch.release()
-        self._starting.release()
 
     def _run(self) -> None:
         try:
             while not self._stopping.is_set() and threading.main_thread().is_alive():
                 with self._batch:
-                    if not self._work():
+                    self._again = False
+                    if not self._work() and self._ended():
                         return
-        except StorageBusyError as error:
+        except (StorageBusyError, MemoryClosedError) as error:
             log.debug("indexing in the background is left to others: %s", error)
         except StepsError as error:
             # The next search meets the same error and raises it where somebody sees it.
             log.warning("indexing in the background stopped: %s", error)
+
+    def _ended(self) -> bool:
+        """Take leave, so that who begins from now on begins a thread; not if somebody just did."""
+        with self._turn:
+            if not self._again:
+                self._thread = None
+            return not self._again

@@ -484,13 +484,14 @@ class Searcher:
 
     def _ids_of(self, hidden: Hidden) -> HiddenIds:
         """Return the ids of hidden steps; read again only when others are hidden than before."""
-        if self._hidden_ids[0] is not hidden:
+        known = self._hidden_ids  # read once: another thread may ask for those of another time
+        if known[0] is not hidden:
             ids = (
                 {id_text(step.id) for step in self._store.read(rows.tolist()).values()}
                 for rows in hidden
             )
-            self._hidden_ids = hidden, HiddenIds(*ids)
-        return self._hidden_ids[1]
+            self._hidden_ids = known = hidden, HiddenIds(*ids)
+        return known[1]
 
     def _hits(
         self, rows: list[RankedRow], expand: Expand | None, where: StepFilter, hidden: Hidden | None

@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError
+from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.search.indexing import BATCH, START_AT, BackgroundWork
 from hybridagi_steps.stores.sql.derived import DerivedTables
 
@@ -179,6 +182,49 @@ def test_threads_that_begin_it_at_once_begin_one_thread(monkeypatch: pytest.Monk
     assert (errors, len(made)) == ([], 1)
 
 
+def test_who_begins_it_as_it_ends_is_not_forgotten() -> None:
+    calls, looked = list[int](), threading.Event()
+
+    def nothing_left() -> bool:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            work.start()  # what another thread does once this one has seen that nothing is left
+        else:
+            looked.set()
+        return False
+
+    work = BackgroundWork(nothing_left)
+    work.start()
+    assert looked.wait(30)
+    work.stop()
+    assert len(calls) == 2
+
+
+def test_who_begins_it_as_another_ends_it_begins_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, halt = list[threading.Thread](), threading.Event()
+    work = BackgroundWork(lambda: not halt.wait(0.01))
+
+    class Thread(threading.Thread):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            made.append(self)
+
+        def join(self, timeout: float | None = None) -> None:
+            super().join(timeout)
+            if self is made[0]:
+                work.start()
+
+    monkeypatch.setattr("hybridagi_steps.search.indexing.threading.Thread", Thread)
+    work.start()
+    work.stop()
+    work.start()
+    halt.set()
+    work.stop()
+    assert len(made) == 2
+
+
 def test_the_end_of_the_program_waits_for_the_batch_at_hand_and_no_more() -> None:
     # A daemon thread would be killed in the middle of foreign code, and the process with it.
     code = """
@@ -308,3 +354,38 @@ def test_a_step_is_read_once_for_its_words_and_its_meaning(
         memory.flush()
     assert len(read) == 2 * BATCH
     assert {*read.values()} == {1}
+
+
+def test_no_thread_saves_vectors_of_the_embedder_that_another_thread_has_changed(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.add(steps(3))
+    memory.search("task")
+    memory.add(steps(1, 3))
+    store, first = memory._store, HashingEmbedder()  # pyright: ignore[reportPrivateUsage]
+
+    class Other(HashingEmbedder):
+        model_id = "other/256@1"
+
+        def _embed(self, text: str) -> Any:
+            return -super()._embed(text)
+
+    save = store.save_derived
+
+    def save_after_another_changed(*given: Any, **named: Any) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "save_derived", save)
+            beside = threading.Thread(target=memory.reembed, args=(Other(),))
+            beside.start()
+            beside.join()
+        return save(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save_derived", save_after_another_changed)
+        with suppress(EmbedderMismatchError):
+            memory.search("task number 3")
+    memory.flush()
+    for step in memory.get_steps([str(s.id) for s in memory.iter_steps()], vectors=True):
+        made = first.embed_documents([own_text(step)])[0]
+        assert step.vector is not None
+        assert float(np.dot(step.vector, made)) < 0, step.purpose
