@@ -86,13 +86,16 @@ def rest_at_fork(forkable: Forkable) -> None:
 
 def rest_first_at_fork(thread: Forkable) -> None:
     """Bring a thread of ours to rest around every fork, before any lock is taken."""
-    _threads.add(thread)
+    with _registry_lock:
+        _threads.add(thread)
 
 
 def _before() -> None:
     _forking.acquire()
     # Nobody is waited for under the registry's lock: who holds what is waited for may make a lock.
-    for thread in list(_threads):
+    with _registry_lock:  # of what grows while it is listed only an error comes
+        threads = list(_threads)
+    for thread in threads:
         thread.before_fork()
         _resting.append(thread)
     _registry_lock.acquire()

@@ -9,7 +9,7 @@ threads, from several processes and after a fork.
 from __future__ import annotations
 
 import os
-import threading
+from _thread import RLock  # the class; `threading.RLock` is a function
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -132,7 +132,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         self.closed, self._appended = False, 0
         OPEN_MEMORIES.add(self)
         self.added = 0  # AgentSteps that were stored through this object
-        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._pid, self._locks = os.getpid(), dict[int, RLock]()
         self._searcher: Searcher | None = None
         self._binding = EmbedderBinding(self._store, embedder)
         if self._binding.asked != AUTO:
@@ -557,16 +557,16 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
     def searcher(self) -> Searcher:
         """What answers searches, for other rooms of this package."""
         self._check_open()
-        with self._lock if self._pid == os.getpid() else threading.RLock():
-            if self._searcher is None or self._pid != os.getpid():
-                # A child of fork starts over: its parent may have held a lock at that moment.
-                self._pid, self._lock = os.getpid(), threading.RLock()
+        # A child of fork starts over: its parent may have held a lock at that moment.
+        with self._locks.get(here := os.getpid()) or self._locks.setdefault(here, RLock()):
+            if self._searcher is None or self._pid != here:
                 if isinstance(self._store, CachedApart):
                     cache = self._store.index_cache()
                 else:
                     cache = cache_path(self.whole_address, self.namespace)
                 how = (self.redact, self.timeout_seconds, self.memory_budget)
                 self._searcher = Searcher(self._store, self._binding.usable, cache, *how)
+                self._pid = here
             return self._searcher
 
     def _check_open(self) -> None:

@@ -6,6 +6,8 @@ import copy
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -142,3 +144,34 @@ def test_copies_are_locks_of_their_own() -> None:
 def _take(lock: ForkSafeLock, taken: threading.Event) -> None:
     with lock:
         taken.set()
+
+
+@needs_fork
+def test_a_thread_that_begins_during_a_fork_keeps_none_from_the_next() -> None:
+    code = """
+import os, threading
+from weakref import WeakSet
+from hybridagi_steps import _concurrency
+class Resting:
+    def before_fork(self): pass
+    def after_fork(self): pass
+class Threads(WeakSet):
+    def __iter__(self):
+        for one in super().__iter__():
+            yield one
+            beside = threading.Thread(target=begin)
+            beside.start()
+            beside.join(0.3)  # as long as it takes where nothing keeps it waiting
+def begin():
+    more.append(Resting())
+    _concurrency.rest_first_at_fork(more[-1])
+_concurrency._threads, more = Threads(), []
+kept = [Resting(), Resting()]
+for one in kept:
+    _concurrency.rest_first_at_fork(one)
+for _ in range(2):
+    if not (child := os.fork()):
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

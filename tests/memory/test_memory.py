@@ -621,6 +621,32 @@ assert memory.search("from the child", k=1)[0].step.purpose == "from the child"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_threads_of_a_forked_child_share_what_searches_there(tmp_path: Path) -> None:
+    code = f"""
+import os, threading, hybridagi_steps as hs
+from hybridagi_steps import memory as module
+memory = hs.StepMemory({str(tmp_path / "s.db")!r}, embedder="hashing")
+parents, made, seen = memory.searcher, module.Searcher, []
+def make(*given):
+    beside = threading.Thread(target=lambda: seen.append(memory.searcher))
+    if not threads:
+        threads.append(beside)
+        beside.start()
+        beside.join(0.3)  # as long as it takes where nothing keeps it waiting
+    return made(*given)
+threads = []
+child = os.fork()
+if not child:
+    module.Searcher = make
+    own = memory.searcher
+    threads[0].join()
+    os._exit(0 if seen == [own] and own is not parents else 3)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_the_cache_is_used_and_never_trusted(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with StepMemory(path, embedder="hashing") as memory:

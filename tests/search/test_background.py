@@ -362,28 +362,35 @@ def test_no_thread_saves_vectors_of_the_embedder_that_another_thread_has_changed
     memory.add(steps(3))
     memory.search("task")
     memory.add(steps(1, 3))
-    store, first = memory._store, HashingEmbedder()  # pyright: ignore[reportPrivateUsage]
+    deriver, first = memory.searcher.deriver, HashingEmbedder()
+    save = deriver._saved  # pyright: ignore[reportPrivateUsage]
 
     class Other(HashingEmbedder):
-        model_id = "other/256@1"
+        @property
+        def model_id(self) -> str:
+            return "other/256@1"
 
         def _embed(self, text: str) -> Any:
             return -super()._embed(text)
 
-    save = store.save_derived
+    made, go_on = threading.Event(), threading.Event()
+    beside = threading.Thread(target=memory.reembed, args=(Other(),))
 
-    def save_after_another_changed(*given: Any, **named: Any) -> int:
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "save_derived", save)
-            beside = threading.Thread(target=memory.reembed, args=(Other(),))
+    def saved_when_another_has_made_others(*given: Any, **named: Any) -> int:
+        if threading.current_thread() is beside:
+            made.set()
+            go_on.wait(30)
+        elif not made.is_set():
             beside.start()
-            beside.join()
+            assert made.wait(30)
         return save(*given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save_derived", save_after_another_changed)
+        patch.setattr(deriver, "_saved", saved_when_another_has_made_others)
         with suppress(EmbedderMismatchError):
             memory.search("task number 3")
+        go_on.set()
+        beside.join()
     memory.flush()
     for step in memory.get_steps([str(s.id) for s in memory.iter_steps()], vectors=True):
         made = first.embed_documents([own_text(step)])[0]

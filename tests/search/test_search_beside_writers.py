@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridagi_steps.cli import main
@@ -24,7 +25,8 @@ from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import InvalidSettingError, StorageBusyError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.store_values import FloatMatrix
+from hybridagi_steps.records.store_values import FloatMatrix, Hidden
+from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 
 MOST_CALLS = 300
@@ -382,3 +384,16 @@ def test_a_copy_in_another_process_waits_as_long(tmp_path: Path) -> None:
         assert copied.timeout_seconds == 7
         assert copied._store._db.patience.seconds == 7
         copied.close()
+
+
+def test_what_is_hidden_from_one_search_is_not_taken_from_another(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searcher = memory.searcher
+    own, others = Hidden(*[np.array([1])] * 2), Hidden(*[np.array([2])] * 2)
+    kept = searcher._hidden_ids = own, searcher._ids_of(own)
+    seen = iter([kept])  # another thread asks for other rows as soon as this one has looked
+    elsewhere = others, searcher._ids_of(others)
+    looked = property(lambda _: next(seen, elsewhere), lambda *_: None)
+    monkeypatch.setattr(Searcher, "_hidden_ids", looked, raising=False)
+    assert searcher._ids_of(own) == kept[1] != elsewhere[1]
