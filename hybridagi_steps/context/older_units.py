@@ -157,7 +157,10 @@ class OlderUnits:
 @contextmanager
 def lent(kept: list[object], units: Sequence[Unit]) -> Generator[OlderUnits]:
     """Give an index that holds some units: the one that is kept there, if nobody has it."""
-    index = kept.pop() if kept else None
+    try:
+        index = kept.pop()
+    except IndexError:  # nobody has made one, or another thread has it
+        index = None
     if not isinstance(index, OlderUnits):
         index = OlderUnits()
     index.hold(units)

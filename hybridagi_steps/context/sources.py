@@ -104,19 +104,20 @@ class Source:
         A unit that was counted is not looked at again, and of the others only what is new counted.
         """
         counter_id = counter.counter.counter_id
-        uncounted = [u for u in units if u.costs is None or u.costs[0] != counter_id]
-        asked = [self._asked(unit, counter_id) for unit in uncounted]
+        held = [unit.costs for unit in units]  # read once: others may count with another counter
+        uncounted = [n for n, costs in enumerate(held) if costs is None or costs[0] != counter_id]
+        asked = [self._asked(units[place], counter_id) for place in uncounted]
         self._look_up(chain.from_iterable(asked))
         fresh: dict[str, dict[str, int]] = {}
         same: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {}
-        for unit, keys in zip(uncounted, asked, strict=True):
-            costs = self._costs(unit, keys, counter, fresh)
+        for place, keys in zip(uncounted, asked, strict=True):
+            costs = self._costs(units[place], keys, counter, fresh)
             # Most units cost what another does: they share it.
-            unit.costs = same.setdefault(costs, (counter_id, costs))
+            units[place].costs = held[place] = same.setdefault(costs, (counter_id, costs))
         if self.token_store is not None:
             for kept_as, counts in fresh.items():
                 _keep(self.token_store, counts, kept_as)
-        return [unit.costs[1] for unit in units if unit.costs is not None]
+        return [costs[1] for costs in held if costs is not None]
 
     def _asked(self, unit: Unit, counter_id: str) -> list[tuple[str, str]]:
         """Return under which ids the counts of a unit's messages are kept, and their own ids.

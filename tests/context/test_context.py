@@ -19,6 +19,7 @@ from hybridagi_steps.context import (
     build_context_from_steps,
     get_context_summary,
 )
+from hybridagi_steps.context.older_units import lent
 from hybridagi_steps.errors import (
     ContextBudgetError,
     DiskFullError,
@@ -29,6 +30,7 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages import from_messages, to_messages, to_provider
+from hybridagi_steps.messages.units import message_units
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.message import MessageRole, Step
 
@@ -665,3 +667,35 @@ def test_a_memory_of_a_file_needs_no_dspy(tmp_path: Path) -> None:
         "ContextBuilder(m).build(steps=[], query='x'); assert 'dspy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_context_counts_by_its_own_counter_while_another_thread_counts_by_another() -> None:
+    said, beside = talk(4), list[Context]()
+
+    def letters(text: str) -> int:
+        return len(text)
+
+    def words(text: str) -> int:
+        if text == said[-1].content and not beside:
+            with ThreadPoolExecutor(1) as pool:
+                beside.append(pool.submit(other.build, session_id="s").result())
+        return len(text.split())
+
+    with StepMemory(":memory:", embedder="hashing") as memory:
+        memory.repository().store.commit("s", said)
+        other = ContextBuilder(memory, budget=9_000, counter=letters)
+        built = ContextBuilder(memory, budget=9_000, counter=words).build(session_id="s")
+    alone = ContextBuilder(budget=9_000, counter=words).build(steps=said)
+    assert beside and built.receipt.tokens == alone.receipt.tokens
+    assert [entry.tokens for entry in built.receipt.kept] == [
+        entry.tokens for entry in alone.receipt.kept
+    ]
+
+
+def test_an_index_of_older_units_that_another_thread_takes_just_now_is_made_anew() -> None:
+    class Taken(list[object]):
+        def __bool__(self) -> bool:
+            return True  # as it was when it was looked at
+
+    with lent(Taken(), message_units(talk(3)).units) as index:
+        assert index.by_words("weather", 5)
