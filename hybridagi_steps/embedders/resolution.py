@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any, cast
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.embedders.sentence_transformer import minilm_folder
 from hybridagi_steps.errors import (
     DiskFullError,
@@ -129,40 +130,60 @@ def _factory(kind: str) -> Callable[..., Embedder]:
 
 
 class EmbedderBinding:
-    """The embedder of one store, found when it is first needed."""
+    """The embedder of one store, found when it is first needed; threads share it."""
 
     def __init__(self, store: StepStore, asked: str | Embedder | None) -> None:
         self.asked: str | Embedder = AUTO if asked is None else asked
         self._store = store
         self._known: Embedder | None = None
+        self._changing: Embedder | None = None  # what the store is being told of by `change`
+        self._lock = ForkSafeLock()  # for who changes `_known`; nothing is waited for under it
         self._bound = False
         self._epoch: int | None = None  # in which it was found to be the store's
 
     def known(self) -> Embedder:
         """Return the embedder, checked against the one the store was built with."""
-        if self._known is None:
-            stored = self._store.identity().embedder
-            if self.asked == AUTO and stored is not None:
-                self._known = embedder_for(stored)
-            else:
-                found = resolve_embedder(self.asked)
-                if stored is not None and stored != found.model_id:
-                    raise EmbedderMismatchError(stored, found.model_id)
-                self._known = found
-        return self._known
+        if (known := self._known) is not None:
+            return known
+        stored, asked = self._store.identity().embedder, self.asked
+        if stored is None or asked != AUTO:
+            found = resolve_embedder(asked)
+        else:
+            found = embedder_for(stored)
+        if stored not in (None, found.model_id):
+            return self._followed(stored, found)
+        return self._kept(found, None)
 
     def bound(self) -> Embedder:
         """Return the embedder, and have the store remember it."""
         embedder = self.known()
         stored = self._store.identity().embedder
-        if stored not in (None, embedder.model_id) and self.asked == AUTO:
-            self._known = embedder = embedder_for(stored)  # another process changed it: follow
         if stored is None:
             self._store.set_embedder(embedder.model_id, embedder.dimension)
+            now = self._changing or self._known
+            if now is not None and now is not embedder:  # another thread had changed it by then
+                embedder = now
+                self._store.set_embedder(embedder.model_id, embedder.dimension)
         elif stored != embedder.model_id:
-            raise EmbedderMismatchError(stored, embedder.model_id)
+            embedder = self._followed(stored, embedder)
         self._bound = True
         return embedder
+
+    def _followed(self, stored: str, before: Embedder) -> Embedder:
+        """Return the embedder of a store that was changed: by another thread, or a process."""
+        for now in (self._changing, self._known):
+            if now is not None and now.model_id == stored:
+                return now
+        if self.asked != AUTO:
+            raise EmbedderMismatchError(stored, before.model_id)
+        return self._kept(embedder_for(stored), before)
+
+    def _kept(self, found: Embedder, before: Embedder | None) -> Embedder:
+        """Keep an embedder in the place of another, unless another thread was first."""
+        with self._lock:
+            if self._known is before:
+                self._known = found
+            return self._known or found
 
     def usable(self, epoch: int | None = None) -> Embedder:
         """Return the embedder as `bound` does, also when the store cannot be told of it now.
@@ -176,8 +197,8 @@ class EmbedderBinding:
             embedder = self.bound()
         except (StorageBusyError, ReadOnlyStorageError, DiskFullError):
             return self.known()
-        name, dimension = embedder.model_id, self._store.identity().dimension
-        if dimension not in (None, embedder.dimension):
+        _, name, dimension = self._store.identity()
+        if name == embedder.model_id and dimension not in (None, embedder.dimension):
             lengths = (f"{name}, {n} dimensions" for n in (dimension, embedder.dimension))
             raise EmbedderMismatchError(*lengths)
         self._epoch = epoch
@@ -201,5 +222,10 @@ class EmbedderBinding:
     def change(self, embedder: str | Embedder) -> None:
         """Bind another embedder for good; the store drops the embeddings of the old one."""
         fresh = resolve_embedder(embedder)
-        self._store.set_embedder(fresh.model_id, fresh.dimension)
-        self.asked, self._known, self._bound, self._epoch = embedder, fresh, True, None
+        self._changing = fresh
+        try:
+            self._store.set_embedder(fresh.model_id, fresh.dimension)
+            with self._lock:
+                self.asked, self._known, self._bound, self._epoch = embedder, fresh, True, None
+        finally:
+            self._changing = None

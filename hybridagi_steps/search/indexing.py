@@ -24,6 +24,7 @@ from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
 from hybridagi_steps.embedders.vectors import embed_documents, shortened
 from hybridagi_steps.errors import (
     DiskFullError,
+    EmbedderMismatchError,
     MemoryClosedError,
     ReadOnlyStorageError,
     StepsError,
@@ -290,6 +291,11 @@ class Deriver:
         try:
             if held is None or (may_save and not held.refused):
                 return self._save(texts, vectors, model_id)
+        except EmbedderMismatchError:
+            if self._embedder().model_id == model_id:
+                raise
+            # Another thread changed it meanwhile: these vectors are made anew.
+            return self._saved(texts, [], None, held, may_save=may_save)
         except (ReadOnlyStorageError, DiskFullError, StorageBusyError) as error:
             if held is None:
                 raise

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError
 from hybridagi_steps.records.step_text import own_text
+from hybridagi_steps.records.store_values import FloatMatrix
 from hybridagi_steps.search.indexing import BATCH, START_AT, BackgroundWork
 from hybridagi_steps.stores.sql.derived import DerivedTables
 
@@ -104,6 +106,17 @@ class Other(HashingEmbedder):
     @property
     def model_id(self) -> str:
         return "other"
+
+
+class Mirrored(HashingEmbedder):
+    """Vectors that point the other way."""
+
+    @property
+    def model_id(self) -> str:
+        return "mirrored"
+
+    def embed_documents(self, texts: Sequence[str]) -> FloatMatrix:
+        return -super().embed_documents(texts)
 
 
 def test_another_embedders_vectors_are_never_mixed_in(tmp_path: Path) -> None:
@@ -365,16 +378,8 @@ def test_no_thread_saves_vectors_of_the_embedder_that_another_thread_has_changed
     deriver, first = memory.searcher.deriver, HashingEmbedder()
     save = deriver._saved  # pyright: ignore[reportPrivateUsage]
 
-    class Other(HashingEmbedder):
-        @property
-        def model_id(self) -> str:
-            return "other/256@1"
-
-        def _embed(self, text: str) -> Any:
-            return -super()._embed(text)
-
     made, go_on = threading.Event(), threading.Event()
-    beside = threading.Thread(target=memory.reembed, args=(Other(),))
+    beside = threading.Thread(target=memory.reembed, args=(Mirrored(),))
 
     def saved_when_another_has_made_others(*given: Any, **named: Any) -> int:
         if threading.current_thread() is beside:
@@ -396,3 +401,36 @@ def test_no_thread_saves_vectors_of_the_embedder_that_another_thread_has_changed
         made = first.embed_documents([own_text(step)])[0]
         assert step.vector is not None
         assert float(np.dot(step.vector, made)) < 0, step.purpose
+
+
+@pytest.mark.parametrize("call", ["identity", "frontier", "pending_vectors", "embed_queries"])
+@pytest.mark.parametrize("dimension", [64, 256])
+def test_a_search_goes_on_while_another_thread_changes_the_embedder(
+    memory: StepMemory, monkeypatch: pytest.MonkeyPatch, call: str, dimension: int
+) -> None:
+    memory.add(steps(5))
+    memory.search("task")
+    memory.add(steps(1, 5))
+    hooked: Any = memory.embedder if call == "embed_queries" else memory.repository().store
+    before = getattr(hooked, call)
+
+    def changed_then(*given: Any, **named: Any) -> Any:
+        answer = before(*given, **named)
+        with monkeypatch.context() as patch:
+            patch.setattr(hooked, call, before)
+            beside.start()
+            beside.join(0.5)  # it waits for the indexing of new steps, if that is under way
+        patch_again.undo()
+        return answer
+
+    beside = threading.Thread(target=memory.reembed, args=(Mirrored(dimension),))
+
+    with monkeypatch.context() as patch_again:
+        patch_again.setattr(hooked, call, changed_then)
+        [hit] = memory.search("task number 5", k=1)
+    beside.join()
+    assert memory.embedder.dimension == dimension
+    assert hit.step.purpose == "task number 5"
+    [again] = memory.search("task number 5", k=1)
+    assert (hit.score, hit.dense_score) == (again.score, again.dense_score)
+    assert hit.dense_score is not None and hit.dense_score > 0

@@ -89,11 +89,15 @@ class DatabaseIndex:
         self._graph_wanted = True
         self._asked_few: tuple[object, Rows | None] = None, None
 
-    def follow(self) -> None:
-        """Take note of what was stored and removed; bring the database's counts along."""
+    def follow(self) -> int:
+        """Take note of what was stored and removed; bring the database's counts along.
+
+        Returns:
+            The epoch of the store.
+        """
         frontier = self._store.frontier()
         if frontier == self._frontier:
-            return
+            return frontier.position.epoch
         now, then = frontier.position, self._frontier and self._frontier.position
         self._erase_what_went(now, then or self._file.position())
         if then is None or now.epoch != then.epoch:
@@ -112,6 +116,7 @@ class DatabaseIndex:
         except StorageBusyError as error:
             log.debug("new rows are counted later: %s", error)
         self._frontier = frontier
+        return now.epoch
 
     def worth_saving(self) -> bool:
         """Return whether to write what filters have read, to the next process's use."""
