@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from _thread import RLock  # the class; `threading.RLock` is a function
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from hybridagi_steps.embedders.resolution import AUTO, EmbedderBinding
 from hybridagi_steps.erasure import erase, erase_all
@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from hybridagi_steps.sessions.repository import SessionRepository
 
 _EVERYTHING = 2**62
-OPEN_MEMORIES: WeakSet[StepMemory] = WeakSet()
-"""Those that are open in this process."""
+OPEN_MEMORIES: WeakValueDictionary[int, StepMemory] = WeakValueDictionary()
+"""Those that are open in this process, to be listed by `valuerefs`: threads open and close them."""
 
 
 class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
@@ -130,7 +130,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         how: dict[str, Any] = {"durability": durability, "timeout_seconds": timeout_seconds}
         self._store = open_store(self.whole_address, namespace=self.namespace, **how)
         self.closed, self._appended = False, 0
-        OPEN_MEMORIES.add(self)
+        OPEN_MEMORIES[id(self)] = self
         self.added = 0  # AgentSteps that were stored through this object
         self._pid, self._locks = os.getpid(), dict[int, RLock]()
         self._searcher: Searcher | None = None
@@ -486,10 +486,10 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         if self.closed:
             return
         self.closed = True
-        OPEN_MEMORIES.discard(self)
-        if self._searcher is not None and self._pid == os.getpid():
-            self._searcher.close()
-        self._store.close()
+        OPEN_MEMORIES.pop(id(self), None)
+        with closing(self._store):
+            if self._searcher is not None and self._pid == os.getpid():
+                self._searcher.close()
 
     def __enter__(self) -> Self:
         return self

@@ -146,10 +146,8 @@ class EmbedderBinding:
         if (known := self._known) is not None:
             return known
         stored, asked = self._store.identity().embedder, self.asked
-        if stored is None or asked != AUTO:
-            found = resolve_embedder(asked)
-        else:
-            found = embedder_for(stored)
+        follows = stored if asked == AUTO else None
+        found = resolve_embedder(asked) if follows is None else embedder_for(follows)
         if stored not in (None, found.model_id):
             return self._followed(stored, found)
         return self._kept(found, None)

@@ -14,11 +14,12 @@ from typing import Any
 import orjson
 
 from hybridagi_steps.errors import UnknownRunError
-from hybridagi_steps.memory import OPEN_MEMORIES, StepMemory
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.optimize.outlook import Outlook, outlook
 from hybridagi_steps.optimize.patterns import call_text, called, find_loops
 from hybridagi_steps.optimize.stored_runs import check_memory, run_in_order, steps_given
+from hybridagi_steps.recording.trajectories import run_of_open_memory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.step_text import cut
@@ -62,9 +63,9 @@ def trajectory_feedback(
     if memory is not None:
         check_memory(memory)
     if isinstance(run, str):
-        known = [memory] if memory is not None else list(OPEN_MEMORIES)
-        memory = next((each for each in known if each.run_steps(run)), None)
-        if memory is None:
+        if memory is None and (known := run_of_open_memory(run)) is not None:
+            memory = known[0]
+        if memory is None or not memory.run_steps(run):
             told = f"no open memory has the run {run!r}; give its memory, or its steps."
             raise UnknownRunError(run, told)
         steps = run_in_order(memory, run)

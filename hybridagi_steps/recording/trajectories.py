@@ -7,11 +7,12 @@ there.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 import dspy
 
-from hybridagi_steps.errors import InvalidStepError, UnknownRunError
+from hybridagi_steps.errors import InvalidStepError, MemoryClosedError, UnknownRunError
 from hybridagi_steps.memory import OPEN_MEMORIES, StepMemory
 from hybridagi_steps.messages.fences import inert_json
 from hybridagi_steps.recording.call_steps import TURN, UNSAID
@@ -63,15 +64,25 @@ def _turns_around(step: AgentStep, memory: StepMemory | None) -> list[AgentStep]
     """Return the turns of the agent that a step stands in."""
     if step.run_id is None or step.program_id is None:
         return []
-    for known in list(OPEN_MEMORIES) if memory is None else [memory]:
-        if run := known.run_steps(step.run_id):
-            return [
-                s for s in run if s.program_id == step.program_id and TURN in (s.metadata or {})
-            ]
+    if memory is not None:
+        run = memory.run_steps(step.run_id)
+    else:
+        _, run = run_of_open_memory(step.run_id) or (None, [])
+    if run:
+        return [s for s in run if s.program_id == step.program_id and TURN in (s.metadata or {})]
     raise UnknownRunError(
         step.run_id,
         f"no open memory has the run {step.run_id!r}; open the one that it was recorded in.",
     )
+
+
+def run_of_open_memory(run_id: str) -> tuple[StepMemory, list[AgentStep]] | None:
+    """Return the memory of this process that has a run, with its steps; None: none has."""
+    for known in OPEN_MEMORIES.valuerefs():
+        with suppress(MemoryClosedError):  # another thread may close it just now
+            if (memory := known()) is not None and (steps := memory.run_steps(run_id)):
+                return memory, steps
+    return None
 
 
 def _turn(step: AgentStep) -> int:

@@ -130,9 +130,8 @@ class Searcher:
         self._store, self._redact = store, redact
         self._patience = Patience(timeout_seconds)
         self._ask_embedder = embedder
-        self._unbound = ("", 0)
+        self._unbound, self._lock = ("", 0), threading.Lock()
         self._index = StepIndex(store, store.identity().store_id, cache)
-        self._lock = threading.Lock()
         self.deriver = Deriver(store, self._embedder, self._patience)
         self._hidden_ids: tuple[Hidden | None, HiddenIds] = (None, NOTHING_HIDDEN)
         self._backlog: Iterator[int] = iter(())
@@ -202,64 +201,42 @@ class Searcher:
     ) -> tuple[list[RankedRow], Hidden | None]:
         asked = [self._redacted(item) for item in _checked(query, k, mode, min_score, aim)]
         state = self._redacted(_state(query, aim)) if aim == "next" else None
-        how = (k, where, mode, min_score, aim, and_hidden)
+
+        def looked(*, in_any_epoch: bool = False) -> tuple[list[RankedRow], Hidden | None] | None:
+            held = self._caught_up(vectors=mode != "lexical")
+            told = self._told(asked)
+            texts = [own_text(item) if isinstance(item, AgentStep) else item for item in told]
+            said = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
+            vectors = (
+                [None] * len(said) if mode == "lexical" else self._embedded(said, held)
+            )  # unlocked
+
+            def queries(with_text: Callable[[int], Rows]) -> list[SearchQuery]:
+                made = [self._query(*q, with_text) for q in zip(told, texts, vectors, strict=False)]
+                here = State(said[-1], vectors[-1]) if len(said) > len(texts) else None
+                return [replace(query, state=here) for query in made]
+
+            def ranked() -> tuple[list[RankedRow], Hidden | None] | None:
+                self._follow_with(held)
+                if not in_any_epoch and self._index.position.epoch != held.frontier.position.epoch:
+                    return None
+                made, scope = queries(self._index.columns.with_text), self._scope(where)
+                how: dict[str, Any] = {"mode": mode, "aim": aim, "min_score": min_score}
+                found = search(self._index, made, k, scope=scope, **how)
+                return found, self._index.filters.hidden() if and_hidden else None
+
+            with self._indexed():
+                if (there := self._in_database()) is None:
+                    return self._index.trusted(ranked)
+                if there.follow() != held.frontier.position.epoch and not in_any_epoch:
+                    return None
+                made = queries(partial(there.with_text, held=held))
+                found = [there.best(one, k, where, held, mode=mode, aim=aim) for one in made]
+                return merged(found, k, min_score), there.filters.hidden()
+
         with self._patience.shared():
-            found = self._ranked_once(asked, state, *how)
-            # Another thread may always have emptied the store, or changed its embedder, meanwhile.
-            return found or self._ranked_once(asked, state, *how, in_any_epoch=True) or ([], None)
-
-    def _ranked_once(
-        self,
-        asked: list[str | AgentStep],
-        state: str | AgentStep | None,
-        k: int,
-        where: StepFilter,
-        mode: Mode,
-        min_score: float | None,
-        aim: Aim | None,
-        and_hidden: bool,
-        *,
-        in_any_epoch: bool = False,
-    ) -> tuple[list[RankedRow], Hidden | None] | None:
-        """Return what is found; None if queries were embedded for another epoch of the store."""
-        held = self._caught_up(vectors=mode != "lexical")
-        asked = self._told(asked)
-        texts = [own_text(item) if isinstance(item, AgentStep) else item for item in asked]
-        # A hosted embedder takes its time; nobody else has to wait for it.
-        told = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
-        vectors = [None] * len(told) if mode == "lexical" else self._embedded(told, held)
-
-        def queries(with_text: Callable[[int], Rows]) -> list[SearchQuery]:
-            items = zip(asked, texts, vectors, strict=False)
-            made = [self._query(*item, with_text) for item in items]
-            here = State(told[-1], vectors[-1]) if len(told) > len(texts) else None
-            return [replace(query, state=here) for query in made]
-
-        def ranked() -> tuple[list[RankedRow], Hidden | None] | None:
-            self._follow_with(held)
-            if not (in_any_epoch or self._index.position.epoch == held.frontier.position.epoch):
-                return None
-            found = search(
-                self._index,
-                queries(self._index.columns.with_text),
-                k,
-                scope=self._scope(where),
-                mode=mode,
-                aim=aim,
-                min_score=min_score,
-            )
-            return found, self._index.filters.hidden() if and_hidden else None
-
-        with self._indexed():
-            if (there := self._in_database()) is None:
-                return self._index.trusted(ranked)
-            if there.follow() != held.frontier.position.epoch and not in_any_epoch:
-                return None
-            found = [
-                there.best(query, k, where, held, mode=mode, aim=aim)
-                for query in queries(partial(there.with_text, held=held))
-            ]
-            return merged(found, k, min_score), there.filters.hidden()
+            # The second time where another thread emptied it, or changed its embedder, meanwhile.
+            return looked() or looked(in_any_epoch=True) or ([], None)
 
     def _in_database(self) -> DatabaseIndex | None:
         """Return what searches the store where it is, if the index does not fit the budget."""

@@ -686,10 +686,8 @@ def test_a_context_counts_by_its_own_counter_while_another_thread_counts_by_anot
         other = ContextBuilder(memory, budget=9_000, counter=letters)
         built = ContextBuilder(memory, budget=9_000, counter=words).build(session_id="s")
     alone = ContextBuilder(budget=9_000, counter=words).build(steps=said)
-    assert beside and built.receipt.tokens == alone.receipt.tokens
-    assert [entry.tokens for entry in built.receipt.kept] == [
-        entry.tokens for entry in alone.receipt.kept
-    ]
+    assert beside
+    assert built.receipt.tokens == alone.receipt.tokens
 
 
 def test_an_index_of_older_units_that_another_thread_takes_just_now_is_made_anew() -> None:

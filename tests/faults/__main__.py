@@ -64,6 +64,7 @@ ATTACKS = (
     Attack("clock_jumps", BOTH, 1),
     Attack("stopped_writers", BOTH, 2),
     Attack("forks", BOTH, 1),
+    Attack("threads", BOTH, 2),
     Attack("read_only", ("sqlite",), 1),
     Attack("busy_writers", BOTH, 3),
     Attack("server_overload", ("server",), 3),

@@ -35,6 +35,7 @@ from hybridagi_steps.errors import (
     MemoryNotPicklableError,
     StepTooDeepError,
     StepTooLargeError,
+    StorageBusyError,
     UnknownRunError,
 )
 from hybridagi_steps.search.step_index import StepIndex
@@ -754,3 +755,20 @@ def test_runs_take_a_filter_first_as_find_does(tmp_path: Path) -> None:
         )
         assert [run.run_id for run in memory.runs({"status": "ok"})] == ["a"]
         assert memory.runs(where={"status": "error"}) == memory.runs({"status": "error"})
+
+
+def test_a_memory_that_cannot_keep_its_index_closes_its_file(
+    file_memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_memory.add(step("written"))
+    file_memory.search("written")
+
+    def busy() -> None:
+        raise StorageBusyError("another thread searches")
+
+    monkeypatch.setattr(file_memory.searcher, "close", busy)
+    store = file_memory.repository().store
+    with pytest.raises(StorageBusyError):
+        file_memory.close()
+    with pytest.raises(MemoryClosedError):
+        store.identity()

@@ -129,3 +129,23 @@ def test_what_is_no_step_and_a_closed_memory_are_told_of() -> None:
         hs.trajectory_of(end)
     with pytest.raises(InvalidStepError, match=r"memory\.get"):
         hs.trajectory_of(end.id)
+
+
+def test_memories_may_open_and_close_while_a_run_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = [hs.StepMemory(":memory:", embedder="hashing") for _ in range(3)]
+    run_steps = hs.StepMemory.run_steps
+
+    with hs.StepMemory(":memory:", embedder="hashing") as first:
+        first.add(hs.AgentStep(step_type="Action", inputs={"purpose": "seek"}, run_id="there"))
+
+        def closed_just_now(memory: hs.StepMemory, run_id: str) -> list[hs.AgentStep]:
+            if memory in others:
+                memory.close()
+            return run_steps(memory, run_id)
+
+        monkeypatch.setattr(hs.StepMemory, "run_steps", closed_just_now)
+        assert "after 1 steps" in hs.trajectory_feedback("there")
+        with pytest.raises(UnknownRunError):
+            hs.trajectory_feedback("elsewhere")

@@ -394,6 +394,10 @@ def test_what_is_hidden_from_one_search_is_not_taken_from_another(
     kept = searcher._hidden_ids = own, searcher._ids_of(own)
     seen = iter([kept])  # another thread asks for other rows as soon as this one has looked
     elsewhere = others, searcher._ids_of(others)
-    looked = property(lambda _: next(seen, elsewhere), lambda *_: None)
+
+    def keep(_: Searcher, new: object) -> None:
+        """The other thread keeps its own."""
+
+    looked = property(lambda _: next(seen, elsewhere), keep)
     monkeypatch.setattr(Searcher, "_hidden_ids", looked, raising=False)
     assert searcher._ids_of(own) == kept[1] != elsewhere[1]
