@@ -138,7 +138,11 @@ def test_memories_may_open_and_close_while_a_run_is_looked_for(
     run_steps = hs.StepMemory.run_steps
 
     with hs.StepMemory(":memory:", embedder="hashing") as first:
-        first.add(hs.AgentStep(step_type="Action", inputs={"purpose": "seek"}, run_id="there"))
+        first.add(
+            hs.AgentStep(
+                step_type=hs.AgentStepType.Action, inputs={"purpose": "seek"}, run_id="there"
+            )
+        )
 
         def closed_just_now(memory: hs.StepMemory, run_id: str) -> list[hs.AgentStep]:
             if memory in others:
