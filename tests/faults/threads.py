@@ -1,8 +1,9 @@
 """Threads and tasks of one process share a memory: each finds what it wrote, none what is gone.
 
 Eight threads do all that a memory does, each under names of its own, half of them through a second
-memory of the same file; how often Python changes between them is another each round. When all is
-quiet a memory that is opened anew must answer as those do.
+memory of the same file; how often Python changes between them is another each round. Now and then
+one sleeps right after it has asked the store, so that others work between two looks of its. When all
+is quiet a memory that is opened anew must answer as those do.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ SWITCH_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3)
 """After which Python lets another thread go on."""
 MODES: tuple[Any, ...] = ("hybrid", "lexical", "dense")
 AIMS: tuple[Any, ...] = (None, None, "next", "episode", "tool")
+LOOKS = (
+    *("frontier", "identity", "changes", "pending_texts", "pending_vectors", "save_derived"),
+    *("read", "get", "rows", "hidden_rows", "session_state", "messages", "step_keys", "mend"),
+)
+"""What a memory asks its store, after which a thread may sleep."""
+ASLEEP, LONGEST_SLEEP_SECONDS = 0.1, 0.01
 SHARED = "shared"
 """The session that all append to."""
 
@@ -72,7 +79,7 @@ class Worker:
     def work(self, ends: float) -> None:
         """Go on until then."""
         calls = [
-            *(*[self.add] * 4, self.update, self.update, self.delete, self.purge, self.score),
+            *(*[self.add] * 12, self.update, self.update, self.delete, self.purge, self.score),
             *(self.revoke, self.say, self.say, self.many, self.build, self.read, self.keep),
         ]
         while time.monotonic() < ends:
@@ -226,6 +233,24 @@ class Worker:
             self.wrong("leaked", call, f"{step_id} is found as {word}, {where}")
 
 
+def _sleepy(memory: StepMemory, chance: random.Random) -> None:
+    """Let threads sleep now and then when the store of a memory has answered."""
+    store = memory.repository().store
+
+    def slept(look: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*given: Any, **named: Any) -> Any:
+            found = look(*given, **named)
+            if chance.random() < ASLEEP:
+                time.sleep(chance.random() * LONGEST_SLEEP_SECONDS)
+            return found
+
+        return answer
+
+    for name in LOOKS:
+        if (look := getattr(store, name, None)) is not None:
+            setattr(store, name, slept(look))
+
+
 def _round(address: str, twice: bool, seed: int) -> dict[str, Any]:
     """Let threads work on a memory, and compare its answers when they are done."""
     chance, found, before = random.Random(seed), Found(), sys.getswitchinterval()
@@ -238,6 +263,8 @@ def _round(address: str, twice: bool, seed: int) -> dict[str, Any]:
             Worker(memories[n % len(memories)], chr(97 + n), chance.randrange(1 << 60))
             for n in range(THREADS)
         ]
+        for memory in memories:
+            _sleepy(memory, chance)
         ends = time.monotonic() + ROUND_SECONDS
         threads = [threading.Thread(target=worker.work, args=(ends,)) for worker in workers]
         sys.setswitchinterval(chance.choice(SWITCH_SECONDS))
