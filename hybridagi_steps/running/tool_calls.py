@@ -24,7 +24,7 @@ from typing import Any
 import anyio.to_thread
 import dspy
 
-from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps._concurrency import ForkSafeLock, in_thread
 from hybridagi_steps.errors import ToolInputError
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.recording.step_writer import announcing
@@ -58,16 +58,18 @@ _inside: ContextVar[ActiveRun | None] = ContextVar("hybridagi_steps_tool", defau
 _plain_call: Callable[..., Any] = dspy.Tool.__call__
 _plain_acall: Callable[..., Any] = dspy.Tool.acall
 _watching = False
+_begin_watching = ForkSafeLock()
 
 
 def watch_tools() -> None:
     """Let DSPy's tools look for a run; doing so twice changes nothing."""
     global _plain_call, _plain_acall, _watching
-    if _watching:
-        return
-    # Taken now and not at import: others may have wrapped them in between.
-    _plain_call, _plain_acall, _watching = dspy.Tool.__call__, dspy.Tool.acall, True
-    dspy.Tool.__call__, dspy.Tool.acall = _call, _acall
+    with _begin_watching:
+        if _watching:
+            return
+        # Taken now and not at import: others may have wrapped them in between.
+        _plain_call, _plain_acall, _watching = dspy.Tool.__call__, dspy.Tool.acall, True
+        dspy.Tool.__call__, dspy.Tool.acall = _call, _acall
 
 
 def idempotent(tool: Any) -> Any:

@@ -2,8 +2,8 @@
 
 Eight threads do all that a memory does, each under names of its own, half of them through a second
 memory of the same file; how often Python changes between them is another each round. Now and then
-one sleeps right after it has asked the store, so that others work between two looks of its. When all
-is quiet a memory that is opened anew must answer as those do.
+one sleeps right after it has asked the store, so that others work between two looks of its. When
+all is quiet a memory that is opened anew must answer as those do.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Worker:
         word, run = self.words[step_id]
         revocation = self.memory.revoke({"run_id": run})
         self._sees_no(word, step_id, self.revoke)
-        self.memory.reinstate(revocation.id)
+        self.memory.reinstate(str(revocation.id))
         self._sees(step_id, self.revoke)
 
     def say(self) -> None:

@@ -28,6 +28,7 @@ from runner_cases import (
 
 from hybridagi_steps import StepEventType, StepMemory
 from hybridagi_steps.errors import ToolInputError
+from hybridagi_steps.running import tool_calls
 from hybridagi_steps.running.limits import StepRunnerConfig, ToolRequest
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.testing import ScriptedLM
@@ -422,3 +423,34 @@ def test_arguments_that_are_no_json_are_named_as_such(memory: StepMemory) -> Non
         "ToolInputError"
     ] * 2
     assert (events[-1].data or {})["metrics"]["tool_errors"] == 2
+
+
+def test_threads_that_make_the_first_runners_at_once_watch_tools_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, seen = dspy.Tool.__call__, list[Any]()
+
+    class Tool:
+        """As `dspy.Tool`, when no runner was made yet."""
+
+        acall = dspy.Tool.acall
+
+        def __call__(self) -> None: ...
+
+    class Dspy:
+        def __getattr__(self, _: str) -> type[Tool]:
+            if not seen:
+                seen.append(beside)
+                beside.start()
+                beside.join(0.3)  # as long as it takes where nothing keeps it waiting
+            return Tool
+
+    before, beside = Tool.__call__, threading.Thread(target=tool_calls.watch_tools)
+    for name in ("_plain_call", "_plain_acall"):
+        monkeypatch.setattr(tool_calls, name, getattr(tool_calls, name))
+    monkeypatch.setattr(tool_calls, "_watching", False)
+    monkeypatch.setattr(tool_calls, "dspy", Dspy())
+    tool_calls.watch_tools()
+    beside.join()
+    assert tool_calls._plain_call is before  # pyright: ignore[reportPrivateUsage]
+    assert dspy.Tool.__call__ is plain
