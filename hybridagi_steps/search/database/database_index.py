@@ -90,11 +90,7 @@ class DatabaseIndex:
         self._asked_few: tuple[object, Rows | None] = None, None
 
     def follow(self) -> int:
-        """Take note of what was stored and removed; bring the database's counts along.
-
-        Returns:
-            The epoch of the store.
-        """
+        """Take note of what came and went, bring the database's counts along; return the epoch."""
         frontier = self._store.frontier()
         if frontier == self._frontier:
             return frontier.position.epoch
