@@ -24,8 +24,8 @@ from hybridagi_steps.errors import (
     StorageError,
 )
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
-from hybridagi_steps.exchange.origins import RunScores, with_origin
 from hybridagi_steps.exchange.reader import file_path
+from hybridagi_steps.exchange.records import RunScores, with_origin
 from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter

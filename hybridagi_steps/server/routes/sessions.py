@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
-from typing import Annotated, Any, Literal
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
@@ -24,7 +25,6 @@ from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
-from hybridagi_steps.server.routes.markdown import answers_html
 from hybridagi_steps.server.schemas import SESSION, SessionId, answer
 from hybridagi_steps.server.security import PURGE
 from hybridagi_steps.server.services import Shared, Who
@@ -37,6 +37,9 @@ from hybridagi_steps.sessions.session_details import (
     describe_session,
     session_details,
 )
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 router = APIRouter(tags=["sessions"], route_class=WorkRoute)
 
@@ -324,3 +327,43 @@ def _receipt(receipt: Receipt) -> dict[str, Any]:
         "counter_id": receipt.counter_id,
         "notes": receipt.notes,
     }
+
+
+LONGEST = 50_000
+"""Characters; a longer text stays as it is."""
+_LEADS_OUT = re.compile("https?://|mailto:", re.IGNORECASE)
+
+
+def answers_html(steps: Iterable[Step]) -> dict[str, str]:
+    """Return as HTML, by id, what the assistant says in these messages."""
+    texts = {step.id: step.content for step in steps if step.is_assistant_step()}
+    return {
+        step_id: as_html(text)
+        for step_id, text in texts.items()
+        if isinstance(text, str) and 0 < len(text) <= LONGEST
+    }
+
+
+def as_html(text: str) -> str:
+    """Return Markdown as HTML that may stand in the page.
+
+    HTML in a text is shown as text, and only what leads to another page or to a mail is a link:
+    images are links, and no style is written, which the page's content policy forbids.
+    """
+    parser = _parser()
+    tokens = parser.parse(text)
+    for token in tokens:
+        token.attrs.pop("style", None)
+        for part in token.children or ():
+            if part.type == "link_open":
+                part.attrs |= {"rel": "noopener noreferrer nofollow", "target": "_blank"}
+    return parser.renderer.render(tokens, parser.options, {})
+
+
+@lru_cache(maxsize=1)
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark", {"html": False})
+    parser.validateLink = lambda url: _LEADS_OUT.match(url) is not None
+    return parser.enable(["table", "strikethrough"]).disable("image")
