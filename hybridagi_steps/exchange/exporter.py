@@ -305,7 +305,6 @@ class _SessionLines:
         self._written: set[str] = set()
 
     def step_ids(self) -> set[str]:
-        """Return the ids of the steps that are written with their sessions."""
         pinned = map(self._store.pinned_steps, self._sessions)
         return {step_id for steps in pinned for _, step_id in steps}
 

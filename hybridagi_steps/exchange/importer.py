@@ -114,11 +114,7 @@ def import_file(
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Look at the beginning of a file that is to be imported.
-
-    Raises:
-        ExchangeError: It cannot be opened, is empty, or is in no format at all.
-    """
+    """Look at the beginning of a file that is to be imported."""
     with _source(file_path(path), "auto"):
         pass
 

@@ -65,7 +65,6 @@ class _Teller:
         self._last: int | None = None
 
     def tell(self) -> list[MessageStep]:
-        """Return what each message of the line tells."""
         for place, message in enumerate(self._line):
             found = self._of(message, place)
             if found.step is not None:

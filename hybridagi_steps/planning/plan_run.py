@@ -208,7 +208,6 @@ class PlanRun:
         return made.get(text) or Plan.parse(text, check=False)
 
     async def _work_off(self, schedule: Schedule) -> None:
-        """Run all that can be run."""
         send: MemoryObjectSendStream[str]
         receive: MemoryObjectReceiveStream[str]
         send, receive = anyio.create_memory_object_stream(math.inf)

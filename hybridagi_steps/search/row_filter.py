@@ -323,7 +323,6 @@ class _StepColumns(FilterColumns):
         return owners
 
     def values_of(self, name: StepKey, user: str) -> set[int]:
-        """Return the numbers of the values that a key has in the steps of a user."""
         self._hold([name, "user_id"])
         own = self._columns["user_id"].values == self.value_numbers("user_id").get(user, _UNKNOWN)
         if self._alive is not None:
@@ -457,7 +456,6 @@ class _MessageColumns(FilterColumns):
         return np.array([*flags, False], np.bool_)
 
     def _owner_of(self, found: Positions) -> Owners:
-        """Return whose the messages at these places are, as `owner` has it."""
         run, line = self._columns["run_id"].values[found], self._columns["sessions"].values[found]
         asked = self._columns["asked_by"].values[found]
         known = self.value_numbers("sessions")

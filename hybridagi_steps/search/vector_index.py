@@ -87,11 +87,7 @@ class ScoredRows(NamedTuple):
 
 
 class FaissIndex:
-    """Searches unit vectors by cosine similarity.
-
-    Args:
-        dimension: Length of every vector.
-    """
+    """Searches unit vectors by cosine similarity."""
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension

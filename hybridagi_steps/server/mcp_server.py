@@ -148,9 +148,6 @@ def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServ
     Args:
         memory: What is served.
         user_id: Whose steps are found and kept; None: everybody's.
-
-    Raises:
-        InvalidSettingError: `user_id` is the empty text.
     """
     calls = _Calls(memory, checked_user(user_id))
     asked = (calls.search_steps, calls.get_run, calls.get_step, calls.add_step)
@@ -190,7 +187,6 @@ class _StrictTool(Tool):
 
     @classmethod
     def of(cls, call: Callable[..., Any]) -> Tool:
-        """Return a tool that calls a function."""
         keys = ", ".join(field.name for field in FILTER_FIELDS)
         tool = cls.from_function(
             call,

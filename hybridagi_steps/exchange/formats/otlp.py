@@ -100,7 +100,6 @@ def _parsed(trace: Trace) -> ParsedTrace:
 
 
 def _placed(trace: Trace, stored: Iterable[AgentStep]) -> Iterator[Parsed | Skipped]:
-    """Yield the steps of a trace, its spans placed among those that are stored of it."""
     whole = replace(trace, spans=[replace(span, notes=[]) for span in trace.spans])
     given = {span.id for span in trace.spans}
     for step in stored:

@@ -188,11 +188,7 @@ def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
 
 
 def prepare(raw: Raw, conninfo: str) -> None:
-    """Create the schema where it is not; as its owner, isolate namespaces in it.
-
-    Raises:
-        ReadOnlyStorageError: That takes the right to create it, once.
-    """
+    """Create the schema where it is not; as its owner, isolate namespaces in it."""
     try:
         for tries_left in range(_TRIES, -1, -1):
             try:
@@ -262,10 +258,6 @@ def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool], whose: Whose) -
         conninfo: The address of the database.
         gone: Whether a run is to go.
         whose: Of whom it is forgotten how often he asked; of others where that tells nothing.
-
-    Raises:
-        StorageError: The database cannot be reached, or not written.
-        StorageBusyError: Somebody reads it for so long that deleted rows cannot go.
     """
     try:
         with connected(conninfo) as raw:
