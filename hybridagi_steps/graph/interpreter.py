@@ -28,8 +28,9 @@ from hybridagi_steps.errors import (
     UnknownProgramError,
 )
 from hybridagi_steps.graph.checks import check_programs
+from hybridagi_steps.graph.nodes import Action
 from hybridagi_steps.graph.predictors import predictors_of
-from hybridagi_steps.graph.program import Action, GraphProgram
+from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.program_memory import (
     AgentPrograms,
     ProgramLibrary,

@@ -26,7 +26,6 @@ from hybridagi_steps.records.store_values import (
 )
 from hybridagi_steps.validation import Where
 
-_LONGEST_TITLE = 200
 _JUDGED = 40
 """The last steps of a run whose outlook is asked: two searches each."""
 
