@@ -17,12 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from hybridagi_steps.errors import (
-    DamagedFileError,
-    ExchangeError,
-    ForeignFileError,
-    StorageError,
-)
+from hybridagi_steps.errors import DamagedFileError, ExchangeError, ForeignFileError, StorageError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.reader import file_path
 from hybridagi_steps.exchange.records import RunScores, with_origin

@@ -31,11 +31,7 @@ from hybridagi_steps.graph.checks import check_programs
 from hybridagi_steps.graph.nodes import Action
 from hybridagi_steps.graph.predictors import predictors_of
 from hybridagi_steps.graph.program import GraphProgram
-from hybridagi_steps.graph.program_memory import (
-    AgentPrograms,
-    ProgramLibrary,
-    programs_of,
-)
+from hybridagi_steps.graph.program_memory import AgentPrograms, ProgramLibrary, programs_of
 from hybridagi_steps.graph.resuming import stopped_run
 from hybridagi_steps.graph.run import ProgramRun
 from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession, adriven, driven

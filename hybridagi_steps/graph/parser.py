@@ -24,16 +24,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import ProgramError, ProgramTextError
-from hybridagi_steps.graph.nodes import (
-    END,
-    START,
-    Action,
-    Control,
-    Decision,
-    Edge,
-    Node,
-    Program,
-)
+from hybridagi_steps.graph.nodes import END, START, Action, Control, Decision, Edge, Node, Program
 
 _GRAMMAR = r"""
 start: (DESCRIPTION | VARIABLES)* (CREATE path ("," path)* ","?)+ ";"?

@@ -31,12 +31,7 @@ from hybridagi_steps.records.store_values import (
     Rows,
 )
 from hybridagi_steps.search.filter_index import PAGE, FilterColumns
-from hybridagi_steps.search.index_cache import (
-    CacheFile,
-    DamagedCacheError,
-    load_cache,
-    save_cache,
-)
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 from hybridagi_steps.search.key_columns import (
     ABSENT,
     ANSWERS_KEPT,

@@ -38,13 +38,7 @@ from hybridagi_steps.embedders.vectors import (
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.index_cache import DamagedCacheError, unread
-from hybridagi_steps.search.vector_rows import (
-    Mask,
-    Positions,
-    Scope,
-    Scopes,
-    VectorStore,
-)
+from hybridagi_steps.search.vector_rows import Mask, Positions, Scope, Scopes, VectorStore
 
 if TYPE_CHECKING:
     from hybridagi_steps.search.quantized_codes import Building, ScanCodes

@@ -14,10 +14,7 @@ from starlette.exceptions import HTTPException
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder, Receipt
 from hybridagi_steps.erasure import erase, is_stored
-from hybridagi_steps.errors import (
-    UnknownSequenceError,
-    UnknownSessionError,
-)
+from hybridagi_steps.errors import UnknownSequenceError, UnknownSessionError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
@@ -129,11 +126,7 @@ async def list_steps(
     return answer(filled(steps=steps, next_seq=next_seq, html=html))
 
 
-@router.get(
-    SESSION + "/steps/{sequence}",
-    response_model=Step,
-    responses=problems(404),
-)
+@router.get(SESSION + "/steps/{sequence}", response_model=Step, responses=problems(404))
 async def read_step(shared: Shared, session_id: SessionId, sequence: At) -> Response:
     """Return one message."""
     store = shared.repository.store
@@ -146,11 +139,7 @@ async def read_step(shared: Shared, session_id: SessionId, sequence: At) -> Resp
     return answer(await shared.asked("step", read))
 
 
-@router.delete(
-    SESSION + "/steps",
-    response_model=shapes.Deleted,
-    responses=problems(404, 409),
-)
+@router.delete(SESSION + "/steps", response_model=shapes.Deleted, responses=problems(404, 409))
 async def delete_steps(
     shared: Shared, caller: Who, session_id: SessionId, start_seq: From
 ) -> Response:
@@ -162,11 +151,7 @@ async def delete_steps(
     return answer({"deleted": hidden})
 
 
-@router.post(
-    SESSION + "/fork",
-    response_model=shapes.ForkShape,
-    responses=problems(404, 409, 415),
-)
+@router.post(SESSION + "/fork", response_model=shapes.ForkShape, responses=problems(404, 409, 415))
 async def fork(
     shared: Shared, caller: Who, session_id: SessionId, asked: shapes.ForkAsked
 ) -> Response:
@@ -180,11 +165,7 @@ async def fork(
     return answer({"new_session_id": made.session_id, "sequence": made.sequence})
 
 
-@router.get(
-    SESSION + "/attempts",
-    response_model=shapes.AttemptList,
-    responses=problems(404),
-)
+@router.get(SESSION + "/attempts", response_model=shapes.AttemptList, responses=problems(404))
 async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
     """Return all branches of a session, oldest first, abandoned ones too."""
     store = shared.repository.store
@@ -192,11 +173,7 @@ async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
     return answer({"attempts": found})
 
 
-@router.get(
-    SESSION + "/compare",
-    response_model=shapes.Comparison,
-    responses=problems(404),
-)
+@router.get(SESSION + "/compare", response_model=shapes.Comparison, responses=problems(404))
 async def compare_branches(
     shared: Shared, session_id: SessionId, branch_a: Branch, branch_b: Branch
 ) -> Response:
@@ -207,11 +184,7 @@ async def compare_branches(
     return answer({"shared": found.shared, **sides})
 
 
-@router.get(
-    SESSION + "/context",
-    response_model=shapes.ContextShape,
-    responses=problems(404),
-)
+@router.get(SESSION + "/context", response_model=shapes.ContextShape, responses=problems(404))
 async def preview_context(
     shared: Shared,
     caller: Who,

@@ -15,12 +15,7 @@ import psycopg
 from psycopg import sql
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
-from hybridagi_steps.outside_files import (
-    RUN_COLUMNS,
-    QueuedRun,
-    Whose,
-    handed_out,
-)
+from hybridagi_steps.outside_files import RUN_COLUMNS, QueuedRun, Whose, handed_out
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, rewrite
