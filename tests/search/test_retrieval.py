@@ -11,14 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from hybridagi_steps import (
-    AgentStep,
-    AgentStepType,
-    Query,
-    QueryList,
-    StepFilter,
-    StepMemory,
-)
+from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.embedders.vectors import shortened, unpacked
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
