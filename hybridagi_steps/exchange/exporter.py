@@ -163,7 +163,6 @@ class _Job(NamedTuple):
 
     @property
     def vectors(self) -> bool:
-        """Whether vectors are written."""
         return self.embedder is not None
 
     def steps(self) -> Iterator[AgentStep]:
@@ -176,7 +175,6 @@ class _Job(NamedTuple):
             yield from self.steps_with(batch)
 
     def steps_with(self, ids: Sequence[str]) -> list[AgentStep]:
-        """Return steps by id."""
         steps = self.memory.get_steps(ids, vectors=self.vectors)
         if self.embedder is None:
             return steps

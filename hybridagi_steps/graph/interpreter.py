@@ -243,7 +243,6 @@ class GraphInterpreter(dspy.Module):
         self._check_place(stopped)
 
     def _check_place(self, stopped: AgentOutput) -> None:
-        """Check that the agent comes to where a run stopped."""
         if not stopped.stopped_at:
             raise InvalidSettingError(
                 "this run stopped at no node: there is nothing to resume. agent(query=…, "

@@ -154,7 +154,6 @@ class _Reader:
         self._places: dict[str, Token] = {}
 
     def read(self) -> ReadText:
-        """Return all that the text says."""
         parts = self._tree.children
         heads = [part for part in parts if isinstance(part, Token)]
         paths = [part for part in parts if isinstance(part, Tree)]

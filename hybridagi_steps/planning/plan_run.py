@@ -181,7 +181,6 @@ class PlanRun:
         self._run.events.tell(StepEventType.STEP_DELTA, estimate=estimate.model_dump())
 
     async def _planned(self) -> Plan:
-        """Have a plan made."""
         workspace = self._settings.workspace
         files = [] if workspace is None else await run_sync(workspace.list)
         return await self._settings.planner.acall(

@@ -193,7 +193,6 @@ def _caller(given: Caller | Iterable[TokenScope]) -> Caller:
 
 
 def _digest_of(token: str) -> bytes:
-    """Return the digest of a token as it stands in a file."""
     if token.startswith(_DIGEST):
         digest = bytes.fromhex(token.removeprefix(_DIGEST))
         if len(digest) != hashlib.sha256().digest_size:
