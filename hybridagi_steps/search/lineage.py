@@ -94,6 +94,13 @@ def enclosing_program(
     """Return the call a step stands in with all its direct steps, in order.
 
     A ProgramCall stands for itself; a step outside any program brings its whole run.
+
+    Args:
+        store: Where they stand.
+        step: The step.
+        where: Whose steps, and of which scope.
+        limit: Most steps.
+        shown: Whether the call may be shown.
     """
     call_id = step.program_id
     if str(getattr(step.step_type, "value", step.step_type)) == "ProgramCall":
