@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def lazy_names(
     package: str,
-    homes: Mapping[str, str | None],
+    names: Mapping[str, str],
     root: str | None = None,
     needs: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -27,17 +27,18 @@ def lazy_names(
 
     Args:
         package: The package's `__name__`.
-        homes: The module of each name, relative to the root; None when the name is a module.
+        names: What each module has, with blanks between; the root's own modules stand under "".
         root: The package that the modules are in; None for the package itself.
         needs: The foreign package without which a name cannot be loaded: then it is not listed,
             which `help` relies on.
     """
+    homes = {name: module for module, listed in names.items() for name in listed.split()}
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        if home is None:
+        if not home:
             return import_module(f"{package}.{name}")
         value = getattr(import_module(f"{root or package}.{home}"), name)
         setattr(sys.modules[package], name, value)

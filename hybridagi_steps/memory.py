@@ -48,8 +48,7 @@ from hybridagi_steps.search.lineage import Expand, ancestors
 from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import IN_MEMORY, cache_path, lasting_address, shown_address
-from hybridagi_steps.stores.backup import back_up
-from hybridagi_steps.stores.copying import Copying
+from hybridagi_steps.stores.copying import Copying, back_up
 from hybridagi_steps.stores.hygiene import Hygiene
 from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.placement import placed

@@ -241,9 +241,6 @@ def erase_cache(cache: Path) -> None:
     """Remove an index and the columns of filters, or empty what cannot be removed.
 
     What is half written goes, too: who is writing finds it gone and goes on without a cache.
-
-    Raises:
-        StorageError: A file can be neither removed nor emptied.
     """
     for path in (cache, columns_path(cache)):
         for file in (path, *_unfinished(path)):

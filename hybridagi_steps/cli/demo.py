@@ -108,7 +108,6 @@ def _load(memory: StepMemory, past: list[AgentStep], screen: Console) -> None:
 
 
 def _run_agent(memory: StepMemory, recorded: list[AgentStep]) -> list[AgentStep]:
-    """Run the agent, score its run as the recording was scored, and return its steps."""
     from hybridagi_steps.programs.replay import replay
 
     run = replay(memory, recorded, session_id=SESSION, tags={"replay_of": REPLAYED})

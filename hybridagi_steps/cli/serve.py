@@ -297,7 +297,6 @@ def _say(token: str, address: str, /, *, has_program: bool) -> None:
 
 
 def _check_installed(*modules: str, what: str, extra: str) -> None:
-    """Check that an extra is there."""
     from hybridagi_steps.errors import MissingExtraError
 
     if any(find_spec(module) is None for module in modules):

@@ -20,8 +20,7 @@ from hybridagi_steps.errors import InvalidSettingError, StorageError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import shown_steps, to_messages
 from hybridagi_steps.messages.fences import inert
-from hybridagi_steps.messages.media import anthropic_part, not_sent
-from hybridagi_steps.messages.parts import json_text
+from hybridagi_steps.messages.parts import anthropic_part, json_text, not_sent
 from hybridagi_steps.messages.provider_out import OPENING, openai_message
 from hybridagi_steps.messages.units import (
     SYNTHETIC,

@@ -51,56 +51,39 @@ def step_html(step: Mapping[str, Any]) -> str:
     return render("step", nodes=[step_view(step)], opened=True, title="", hidden=0)
 
 
-def steps_html(
-    steps: Sequence[Mapping[str, Any]], *, title: str | None = None, limit: int = MAX_SHOWN
-) -> str:
+def steps_html(steps: Sequence[Mapping[str, Any]], *, title: str | None = None) -> str:
     """Return steps as a collapsible tree: what a program did stands inside the program.
 
     Args:
         steps: AgentSteps as JSON data, in the order to show.
         title: The heading; by default the number of steps.
-        limit: Most steps shown; how many more there are is said below.
     """
     heading = plural(len(steps), "step") if title is None else title
-    nodes = tree_view(steps[:limit])
-    hidden = max(0, len(steps) - limit)
+    nodes = tree_view(steps[:MAX_SHOWN])
+    hidden = max(0, len(steps) - MAX_SHOWN)
     return render("step", nodes=nodes, opened=False, title=heading, hidden=hidden)
 
 
-def hits_html(hits: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> str:
-    """Return search hits as a ranked list: score, why, the step, what stands around it.
-
-    Args:
-        hits: StepHits as JSON data, best first.
-        limit: Most hits shown; how many more there are is said below.
-    """
-    shown = [hit_view(rank, hit) for rank, hit in enumerate(hits[:limit], start=1)]
-    title = plural(len(hits), "hit") if hits else "no hits"
-    return render("hits", hits=shown, title=title, hidden=max(0, len(hits) - limit))
+def hits_html(hits: Sequence[Mapping[str, Any]]) -> str:
+    """Return search hits, best first, as a list: score, why, the step, what stands around it."""
+    shown = [hit_view(rank, hit) for rank, hit in enumerate(hits[:MAX_SHOWN], start=1)]
+    return _listed("hit", len(hits), "hits", hits=shown)
 
 
-def runs_html(runs: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> str:
-    """Return runs as a list: what each was asked, its steps and errors, when it began.
-
-    Args:
-        runs: RunSummaries as plain data, newest first.
-        limit: Most runs shown; how many more there are is said below.
-    """
-    shown = [run_view(run) for run in runs[:limit]]
-    title = plural(len(runs), "run") if runs else "no runs"
-    return render("runs", runs=shown, title=title, hidden=max(0, len(runs) - limit))
+def runs_html(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return runs as a list: what each was asked, its steps and errors, when it began."""
+    return _listed("run", len(runs), "runs", runs=list(map(run_view, runs[:MAX_SHOWN])))
 
 
-def sessions_html(sessions: Sequence[Mapping[str, Any]], *, limit: int = MAX_SHOWN) -> str:
-    """Return sessions as a list: how each begins, what it holds, when it was written.
+def sessions_html(sessions: Sequence[Mapping[str, Any]]) -> str:
+    """Return sessions as a list: how each begins, what it holds, when it was written."""
+    shown = list(map(session_view, sessions[:MAX_SHOWN]))
+    return _listed("session", len(sessions), "runs", runs=shown)
 
-    Args:
-        sessions: SessionSummaries as plain data, the one written last first.
-        limit: Most sessions shown; how many more there are is said below.
-    """
-    shown = [session_view(session) for session in sessions[:limit]]
-    title = plural(len(sessions), "session") if sessions else "no sessions"
-    return render("runs", runs=shown, title=title, hidden=max(0, len(sessions) - limit))
+
+def _listed(noun: str, count: int, template: str, **shown: object) -> str:
+    title = plural(count, noun) if count else f"no {noun}s"
+    return render(template, title=title, hidden=max(0, count - MAX_SHOWN), **shown)
 
 
 def memory_html(title: str, stats: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:

@@ -95,7 +95,6 @@ class _Frame:
     ports: Mapping[tuple[int, int, bool], float]
 
     def middle(self, node: int) -> tuple[float, float]:
-        """Return the middle of a node or a bend."""
         return self.x[node], sum(self.rows[node]) / 2
 
     def points(self, index: int, chain: Sequence[int]) -> list[tuple[float, float]]:

@@ -36,17 +36,15 @@ __all__ = [
     "resolve_embedder",
 ]
 
-_HOMES = {
-    "CachingEmbedder": "caching",
-    "CheckedVectors": "vectors",
-    "DspyEmbedder": "dspy_embedder",
-    "HashingEmbedder": "hashing",
-    "SentenceTransformerEmbedder": "sentence_transformer",
-    "WordLlamaEmbedder": "wordllama",
-    "checked_vectors": "vectors",
-    "embedder_for": "resolution",
-    "resolve_embedder": "resolution",
+_NAMES = {
+    "caching": "CachingEmbedder",
+    "dspy_embedder": "DspyEmbedder",
+    "hashing": "HashingEmbedder",
+    "resolution": "embedder_for resolve_embedder",
+    "sentence_transformer": "SentenceTransformerEmbedder",
+    "vectors": "CheckedVectors checked_vectors",
+    "wordllama": "WordLlamaEmbedder",
 }
 
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

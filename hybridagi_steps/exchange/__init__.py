@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ImportReport", "check_file", "export_file", "import_file", "salvage_file"]
 
-_HOMES: dict[str, str | None] = {
-    "ImportReport": "importer",
-    "check_file": "importer",
-    "export_file": "exporter",
-    "import_file": "importer",
-    "salvage_file": "exporter",
+_NAMES = {
+    "exporter": "export_file salvage_file",
+    "importer": "ImportReport check_file import_file",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

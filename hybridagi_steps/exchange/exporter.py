@@ -17,15 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from hybridagi_steps.errors import (
-    DamagedFileError,
-    ExchangeError,
-    ForeignFileError,
-    StorageError,
-)
+from hybridagi_steps.errors import DamagedFileError, ExchangeError, ForeignFileError, StorageError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
-from hybridagi_steps.exchange.origins import RunScores, with_origin
 from hybridagi_steps.exchange.reader import file_path
+from hybridagi_steps.exchange.records import RunScores, with_origin
 from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -168,7 +163,6 @@ class _Job(NamedTuple):
 
     @property
     def vectors(self) -> bool:
-        """Whether vectors are written."""
         return self.embedder is not None
 
     def steps(self) -> Iterator[AgentStep]:
@@ -181,7 +175,6 @@ class _Job(NamedTuple):
             yield from self.steps_with(batch)
 
     def steps_with(self, ids: Sequence[str]) -> list[AgentStep]:
-        """Return steps by id."""
         steps = self.memory.get_steps(ids, vectors=self.vectors)
         if self.embedder is None:
             return steps
@@ -305,7 +298,6 @@ class _SessionLines:
         self._written: set[str] = set()
 
     def step_ids(self) -> set[str]:
-        """Return the ids of the steps that are written with their sessions."""
         pinned = map(self._store.pinned_steps, self._sessions)
         return {step_id for steps in pinned for _, step_id in steps}
 

@@ -24,7 +24,6 @@ from hybridagi_steps.errors import (
     VectorError,
 )
 from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
-from hybridagi_steps.exchange.origins import RunScores, VectorOrigins
 from hybridagi_steps.exchange.reader import file_path, opened, reading_errors
 from hybridagi_steps.exchange.records import (
     Entry,
@@ -33,11 +32,12 @@ from hybridagi_steps.exchange.records import (
     ParsedMessages,
     ParsedScore,
     ParsedTrace,
+    RunScores,
     Said,
     Skipped,
+    VectorOrigins,
 )
-from hybridagi_steps.exchange.session_import import SessionImport, Unit
-from hybridagi_steps.exchange.trace_import import TraceImport
+from hybridagi_steps.exchange.session_import import SessionImport, TraceImport, Unit
 from hybridagi_steps.messages.conversation import UNANSWERED
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step, utc_now
@@ -114,11 +114,7 @@ def import_file(
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Look at the beginning of a file that is to be imported.
-
-    Raises:
-        ExchangeError: It cannot be opened, is empty, or is in no format at all.
-    """
+    """Look at the beginning of a file that is to be imported."""
     with _source(file_path(path), "auto"):
         pass
 

@@ -272,7 +272,6 @@ def _placed(spans: dict[str, Span]) -> dict[str, int]:
 
 
 def _shown_parents(spans: dict[str, Span], depths: dict[str, int]) -> dict[str, str | None]:
-    """Return the span under which each one is shown."""
     shown: dict[str, str | None] = {}
     for span_id in sorted(spans, key=lambda found: depths[found]):
         span = spans[span_id]

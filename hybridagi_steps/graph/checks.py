@@ -59,9 +59,6 @@ def problems(
 def check_programs(programs: Iterable[ProgramGraph] | Mapping[str, ProgramGraph]) -> None:
     """Check programs that call each other.
 
-    Args:
-        programs: All programs that a run may call.
-
     Raises:
         InvalidProgramError: Something is wrong; `problems` names the program of each line.
     """
@@ -378,7 +375,6 @@ def _wanted(node: Node, programs: Mapping[str, ProgramGraph] | None) -> tuple[st
 
 
 def _set_by(node: Node, programs: Mapping[str, ProgramGraph] | None) -> set[str]:
-    """Return the variables that a node may set."""
     if isinstance(node, Action):
         own = set[str]() if node.var_out is None else {node.var_out}
         return own | ({_ANY} if node.tool in _CALLS_ANY else set())

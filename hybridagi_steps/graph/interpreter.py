@@ -28,13 +28,10 @@ from hybridagi_steps.errors import (
     UnknownProgramError,
 )
 from hybridagi_steps.graph.checks import check_programs
+from hybridagi_steps.graph.nodes import Action
 from hybridagi_steps.graph.predictors import predictors_of
-from hybridagi_steps.graph.program import Action, GraphProgram
-from hybridagi_steps.graph.program_memory import (
-    AgentPrograms,
-    ProgramLibrary,
-    programs_of,
-)
+from hybridagi_steps.graph.program import GraphProgram
+from hybridagi_steps.graph.program_memory import AgentPrograms, ProgramLibrary, programs_of
 from hybridagi_steps.graph.resuming import stopped_run
 from hybridagi_steps.graph.run import ProgramRun
 from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession, adriven, driven
@@ -246,7 +243,6 @@ class GraphInterpreter(dspy.Module):
         self._check_place(stopped)
 
     def _check_place(self, stopped: AgentOutput) -> None:
-        """Check that the agent comes to where a run stopped."""
         if not stopped.stopped_at:
             raise InvalidSettingError(
                 "this run stopped at no node: there is nothing to resume. agent(query=…, "

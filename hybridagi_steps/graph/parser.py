@@ -24,16 +24,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from pydantic import ValidationError
 
 from hybridagi_steps.errors import ProgramError, ProgramTextError
-from hybridagi_steps.graph.nodes import (
-    END,
-    START,
-    Action,
-    Control,
-    Decision,
-    Edge,
-    Node,
-    Program,
-)
+from hybridagi_steps.graph.nodes import END, START, Action, Control, Decision, Edge, Node, Program
 
 _GRAMMAR = r"""
 start: (DESCRIPTION | VARIABLES)* (CREATE path ("," path)* ","?)+ ";"?
@@ -163,7 +154,6 @@ class _Reader:
         self._places: dict[str, Token] = {}
 
     def read(self) -> ReadText:
-        """Return all that the text says."""
         parts = self._tree.children
         heads = [part for part in parts if isinstance(part, Token)]
         paths = [part for part in parts if isinstance(part, Tree)]

@@ -14,12 +14,7 @@ from typing import Any
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from hybridagi_steps.errors import (
-    DecisionError,
-    ProgramError,
-    ToolInputError,
-    UnknownToolError,
-)
+from hybridagi_steps.errors import DecisionError, ProgramError, ToolInputError, UnknownToolError
 from hybridagi_steps.graph.checks import label_key
 from hybridagi_steps.graph.nodes import Action, Decision, Node
 from hybridagi_steps.graph.program import GraphProgram

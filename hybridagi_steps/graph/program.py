@@ -40,18 +40,6 @@ from hybridagi_steps.graph.nodes import (
     with_texts,
 )
 
-__all__ = [
-    "END",
-    "START",
-    "Action",
-    "Control",
-    "Decision",
-    "Edge",
-    "GraphProgram",
-    "Node",
-    "Program",
-]
-
 
 class GraphProgram:
     """A program as a graph.

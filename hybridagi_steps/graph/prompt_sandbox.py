@@ -12,15 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import (
-    Callable,
-    Generator,
-    ItemsView,
-    Iterable,
-    Iterator,
-    KeysView,
-    ValuesView,
-)
+from collections.abc import Callable, Generator, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field

@@ -22,13 +22,7 @@ from hybridagi_steps.display.view import plural
 from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import PromptError
 from hybridagi_steps.graph.nodes import PROVIDED
-from hybridagi_steps.graph.prompt_sandbox import (
-    MOST_CHARACTERS,
-    Sandbox,
-    allow,
-    allowance,
-    weight,
-)
+from hybridagi_steps.graph.prompt_sandbox import MOST_CHARACTERS, Sandbox, allow, allowance, weight
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.agent_step import AgentStep

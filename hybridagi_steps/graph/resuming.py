@@ -52,11 +52,6 @@ def stopped_run(
         memory: Where the run was recorded.
         run_id: The run.
         session: What it was begun with.
-
-    Raises:
-        UnknownRunError: The memory has no run of this agent and user by that id.
-        InvalidSettingError: It finished, the programs have changed since, or a result that later
-            nodes use was too large to be stored.
     """
     found = _steps(memory.run(run_id))
     user_id = user_recorded_for(memory)

@@ -27,14 +27,11 @@ __all__ = [
     "to_provider",
 ]
 
-_HOMES: dict[str, str | None] = {
-    "AnthropicPrompt": "provider_out",
-    "Unit": "units",
-    "from_messages": "provider_in",
-    "message_units": "units",
-    "to_agent_steps": "agent_steps",
-    "to_messages": "agent_steps",
-    "to_provider": "provider_out",
+_NAMES = {
+    "agent_steps": "to_agent_steps to_messages",
+    "provider_in": "from_messages",
+    "provider_out": "AnthropicPrompt to_provider",
+    "units": "Unit message_units",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -16,12 +16,7 @@ from typing import Any
 from hybridagi_steps.messages.agent_steps import CARRIED, IS_ERROR, SHOWN, shown_steps
 from hybridagi_steps.messages.parts import called
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, as_id
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_object,
-    as_text,
-    text_of,
-)
+from hybridagi_steps.records.json_reading import JsonObject, as_object, as_text, text_of
 from hybridagi_steps.records.json_values import defaults_of, unvalidated
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step
 from hybridagi_steps.records.step_text import CHAT, SAID_BY
@@ -65,7 +60,6 @@ class _Teller:
         self._last: int | None = None
 
     def tell(self) -> list[MessageStep]:
-        """Return what each message of the line tells."""
         for place, message in enumerate(self._line):
             found = self._of(message, place)
             if found.step is not None:

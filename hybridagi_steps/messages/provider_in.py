@@ -85,7 +85,6 @@ class _Reader:
         self._open_names: dict[str, list[str]] = {}
 
     def read(self, place: int, message: object) -> None:
-        """Read one message."""
         if not isinstance(message, Mapping):
             raise MessageError(f"message {place}: an object is wanted, not {_kind(message)}.")
         fields = dict(cast("Message", message))
@@ -242,7 +241,6 @@ def _content(place: int, content: object) -> str | Parts | None:
 
 
 def _divided(parts: Parts, kinds: Container[str]) -> tuple[Parts, Parts]:
-    """Return the parts of these kinds, and the others."""
     return [p for p in parts if p["type"] in kinds], [p for p in parts if p["type"] not in kinds]
 
 

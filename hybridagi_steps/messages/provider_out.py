@@ -14,8 +14,15 @@ from typing import Any, Literal, NamedTuple, cast, overload
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT, all_of
-from hybridagi_steps.messages.media import anthropic_part, not_sent, openai_part
-from hybridagi_steps.messages.parts import CACHE_CONTROL, function_call, json_text, tool_name
+from hybridagi_steps.messages.parts import (
+    CACHE_CONTROL,
+    anthropic_part,
+    function_call,
+    json_text,
+    not_sent,
+    openai_part,
+    tool_name,
+)
 from hybridagi_steps.messages.turns import THINKING_BLOCKS
 from hybridagi_steps.messages.units import THINKING, flat, message_units
 from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_list, as_object

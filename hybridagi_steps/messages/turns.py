@@ -95,7 +95,6 @@ class _ItemReader:
         self._view: Message = {}
 
     def read(self, item: Message, place: int) -> None:
-        """Read the next item."""
         kind, role = item.get("type"), item.get("role")
         if isinstance(kind, str) and kind.endswith("call_output"):
             content = item.get("output")

@@ -104,7 +104,6 @@ def _advantages(
 
 
 def _branch(first: AgentStep, below: Mapping[str, Sequence[AgentStep]]) -> list[AgentStep]:
-    """Return a step and all below it."""
     found: dict[str, AgentStep] = {}
     waiting = [first]
     while waiting:

@@ -86,11 +86,7 @@ Exclusions = Exclusion | Iterable[Exclusion] | None
 
 
 def exclusions(given: Exclusions) -> tuple[Exclusion, ...]:
-    """Return what is excluded, one by one.
-
-    Raises:
-        InvalidFilterError: Something else than `exclude` makes.
-    """
+    """Return what is excluded, one by one."""
     several = [given] if isinstance(given, Exclusion) else list(given or ())
     for each in several:
         if not isinstance(each, Exclusion):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err

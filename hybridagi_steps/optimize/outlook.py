@@ -196,7 +196,6 @@ class _Past:
     def like(
         self, query: str | QueryWithSteps, k: int, keys: dict[str, Any], aim: Aim | None = None
     ) -> list[StepHit]:
-        """Return the k steps most like a query."""
         if self.seen is None:
             return []
         where = self.seen.model_copy(update=keys)

@@ -59,11 +59,7 @@ def check_memory(memory: object) -> None:
 
 
 def steps_given(steps: Steps) -> list[AgentStep]:
-    """Return one step, several, or those that something holds, as a list.
-
-    Raises:
-        InvalidStepError: Something else was given.
-    """
+    """Return one step, several, or those that something holds, as a list."""
     if isinstance(steps, AgentStep):
         return [steps]
     held: object = getattr(steps, "steps", steps)

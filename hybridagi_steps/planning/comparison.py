@@ -259,7 +259,6 @@ class _Counter(MessageCounter):
     """Counts calls."""
 
     def prompt(self, call: LMCall, messages: Iterable[dict[str, Any]]) -> _Prompt:
-        """Return a call with these messages in its prompt."""
         parts = [(json.dumps(call.tools, sort_keys=True), self.tools(call))]
         parts += [(json.dumps(each, sort_keys=True), self.message(each)) for each in messages]
         return _Prompt(parts, 0 if call.answer is None else self.message(call.answer))

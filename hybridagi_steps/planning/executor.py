@@ -288,7 +288,6 @@ def refuse_same_names(names: Iterable[str]) -> None:
 
 
 def _as_tools(given: Iterable[Any]) -> list[dspy.Tool]:
-    """Return tools as DSPy has them."""
     if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidSettingError(
             f"tools is a list of functions and dspy.Tools, not {given!r:.80}; for one tool write "

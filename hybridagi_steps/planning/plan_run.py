@@ -181,7 +181,6 @@ class PlanRun:
         self._run.events.tell(StepEventType.STEP_DELTA, estimate=estimate.model_dump())
 
     async def _planned(self) -> Plan:
-        """Have a plan made."""
         workspace = self._settings.workspace
         files = [] if workspace is None else await run_sync(workspace.list)
         return await self._settings.planner.acall(
@@ -208,7 +207,6 @@ class PlanRun:
         return made.get(text) or Plan.parse(text, check=False)
 
     async def _work_off(self, schedule: Schedule) -> None:
-        """Run all that can be run."""
         send: MemoryObjectSendStream[str]
         receive: MemoryObjectReceiveStream[str]
         send, receive = anyio.create_memory_object_stream(math.inf)

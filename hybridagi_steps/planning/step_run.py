@@ -186,7 +186,6 @@ class StepRun:
 
     @property
     def _name(self) -> str:
-        """Names the attempt within the run."""
         return f"step:{self._round}:{self._step.id}:{self._result.attempts}"
 
     def _notes(self, key: str | None) -> dict[str, Any]:

@@ -19,12 +19,7 @@ from dspy.utils import exceptions
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hybridagi_steps import errors
-from hybridagi_steps.errors import (
-    ArtifactError,
-    InvalidSettingError,
-    LimitReachedError,
-    StepsError,
-)
+from hybridagi_steps.errors import ArtifactError, InvalidSettingError, LimitReachedError, StepsError
 from hybridagi_steps.planning.artifact_types import shape_problem
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.settings import Settings

@@ -218,7 +218,6 @@ def _name_rows(axes: Axes, labels: list[str]) -> None:
 
 
 def _steps_of_run(steps: Any, run_id: str | None) -> list[AgentStep]:
-    """Return the steps of one run."""
     if hasattr(steps, "iter_steps"):
         memory = cast("StepMemory", steps)
         wanted = run_id or next((run.run_id for run in memory.runs(limit=1)), None)

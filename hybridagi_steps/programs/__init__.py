@@ -28,15 +28,11 @@ __all__ = [
     "check_programs",
 ]
 
-_HOMES: dict[str, str | None] = {
-    "Action": "nodes",
-    "AnswerCritic": "metrics",
-    "Control": "nodes",
-    "Decision": "nodes",
-    "GraphProgram": "program",
-    "Program": "nodes",
-    "answer_matches": "metrics",
-    "check_programs": "checks",
+_NAMES = {
+    "checks": "check_programs",
+    "metrics": "AnswerCritic answer_matches",
+    "nodes": "Action Control Decision Program",
+    "program": "GraphProgram",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, "hybridagi_steps.graph")
+__getattr__, __dir__ = lazy_names(__name__, _NAMES, "hybridagi_steps.graph")

@@ -207,11 +207,7 @@ def checked_reranker(reranker: AnyReranker) -> AnyReranker:
 def in_order(
     reranker: Reranker | dspy.Module, queries: list[str], hits: Sequence[StepHit]
 ) -> list[StepHit]:
-    """Return hits in the order of a reranker, or of a module.
-
-    Raises:
-        RerankerError: It gave something else than the hits it was given.
-    """
+    """Return hits in the order of a reranker, or of a module."""
     if isinstance(reranker, dspy.Module) and not callable(getattr(reranker, "rerank", None)):
         given: Any = reranker(QueryWithSteps.from_hits(queries, hits))
         made = given.hits if isinstance(given, QueryWithSteps) else given

@@ -51,15 +51,12 @@ __all__ = [
     "tools_by_name",
 ]
 
-_HOMES: dict[str, str | None] = {
-    **dict.fromkeys(__all__, "builtin"),
-    **dict.fromkeys(("CallProgram", "GraphTool", "ToolUse"), "base"),
-    **dict.fromkeys(("DSPyTool", "FunctionTool", "tools_by_name"), "functions"),
-    **dict.fromkeys(
-        ("AddGraphProgram", "CallGraphProgram", "GraphProgramSearch", "ReadGraphProgram"),
-        "program_tools",
-    ),
-    "ToolBox": "tool_box",
+_NAMES = {
+    "base": "CallProgram GraphTool ToolUse",
+    "builtin": "AskUser ChainOfThought PastActionSearch Predict Speak UpdateObjective",
+    "functions": "DSPyTool FunctionTool tools_by_name",
+    "program_tools": "AddGraphProgram CallGraphProgram GraphProgramSearch ReadGraphProgram",
+    "tool_box": "ToolBox",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, "hybridagi_steps.graph.tools")
+__getattr__, __dir__ = lazy_names(__name__, _NAMES, "hybridagi_steps.graph.tools")

@@ -31,16 +31,12 @@ __all__ = [
     "trajectory_of",
 ]
 
-_HOMES: dict[str, str | None] = {
-    "Recorded": "recorded_program",
-    "RunHandle": "blocks",
-    "StepRecorder": "recorder",
-    "active_run_ids": "recorder",
-    "annotate": "manual_steps",
-    "in_context": "blocks",
-    "record": "blocks",
-    "record_step": "manual_steps",
-    "trajectory_of": "trajectories",
+_NAMES = {
+    "blocks": "RunHandle in_context record",
+    "manual_steps": "annotate record_step",
+    "recorded_program": "Recorded",
+    "recorder": "StepRecorder active_run_ids",
+    "trajectories": "trajectory_of",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -100,11 +100,7 @@ ASKED = FunctionStep("action", "", "Ask the language model")
 
 
 class CallSteps:
-    """Writes the steps of calls.
-
-    Args:
-        writer: Where they go.
-    """
+    """Writes the steps of calls."""
 
     def __init__(self, writer: StepWriter) -> None:
         self._writer = writer
@@ -164,7 +160,6 @@ class CallSteps:
     def _end_program(
         self, call: Call, outputs: dict[str, Any], exception: BaseException | None
     ) -> None:
-        """Write the ProgramEnd."""
         doing: Doing = call.state
         if not doing.begun and call.watch is None:
             return
@@ -348,6 +343,5 @@ def asks_by_itself(call: Call | None) -> bool:
 
 
 def _loop_around(call: Call) -> ReActLoop | None:
-    """Return the ReAct loop that a call is a turn of."""
     above = call.parent.state if call.parent is not None else None
     return above.loop if isinstance(above, Doing) else None

@@ -531,7 +531,6 @@ class StepRecorder(BaseCallback):
         self._shared.tree.set_apart(call_id, parent=parent, run=run, strand=_strand(), scope=scope)
 
     def _scope_below(self, parent: Call | None) -> str | None:
-        """Return the scope of what begins below `parent`."""
         above = parent.scope if parent is not None else None
         return above or self._labels.scope or current_scope()
 

@@ -61,7 +61,6 @@ def trajectory_of(step: AgentStep, memory: StepMemory | None = None) -> dict[str
 
 
 def _turns_around(step: AgentStep, memory: StepMemory | None) -> list[AgentStep]:
-    """Return the turns of the agent that a step stands in."""
     if step.run_id is None or step.program_id is None:
         return []
     if memory is not None:

@@ -28,8 +28,8 @@ from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps.recording.attempts import StandIn, stood_for
 from hybridagi_steps.recording.scopes import TRIALS, overriding
-from hybridagi_steps.recording.stand_in import StandIn, stood_for
 from hybridagi_steps.recording.step_shapes import prediction_in, program_state
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.redaction import Redact, redacted

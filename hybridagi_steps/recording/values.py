@@ -296,7 +296,6 @@ def _short_form(value: object) -> Any:
 
 
 def _steps_in(value: object) -> list[AgentStep] | None:
-    """Return the steps that a value stands for."""
     if isinstance(value, AgentStep | StepHit):
         return [value.step if isinstance(value, StepHit) else value]
     return _steps(value)

@@ -152,4 +152,3 @@ FILTER_FIELDS = (
 _BREADTH = ("text", "texts", "choice", "choices")
 KEY_FIELDS = sorted((f for f in FILTER_FIELDS if f.key), key=lambda f: _BREADTH.index(f.kind))
 """Those that compare a step key; first those that leave least as a rule."""
-KEYS_IN_BODY = frozenset(field.key for field in FILTER_FIELDS if field.key and field.in_body)

@@ -10,23 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.lazy import describe_fields
-from hybridagi_steps.records.agent_step import (
-    AgentStep,
-    AgentStepType,
-    StepStatus,
-    id_text,
-    shown,
-)
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text, shown
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, StepKey
 from hybridagi_steps.records.message import UtcTime
 

@@ -137,11 +137,6 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
     return f"{purpose} | {_pairs(step.arguments, cut, given, values)} -> {outcome}"
 
 
-def window_text(step: AgentStep, parent: AgentStep | None) -> str:
-    """Return a step's own text after a glimpse of its parent."""
-    return glimpse_text(parent) + own_text(step)
-
-
 def glimpse_text(parent: AgentStep | None) -> str:
     """Return what a window shows of a step's parent; nothing without one."""
     if parent is None:

@@ -30,10 +30,10 @@ __all__ = [
     "ReciprocalRank",
 ]
 
-_HOMES = {
-    **dict.fromkeys(__all__, "rescoring"),
-    "CrossEncoder": "cross_encoder",
-    "LearnedRank": "learned_rank",
+_NAMES = {
+    "cross_encoder": "CrossEncoder",
+    "learned_rank": "LearnedRank",
+    "rescoring": "MaximalMarginalRelevance Outcome Recency ReciprocalRank",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

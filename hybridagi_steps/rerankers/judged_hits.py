@@ -131,7 +131,6 @@ def _tuples(labels: Iterable[Any]) -> Iterator[tuple[str, _Label]]:
 
 
 def _checked(place: str, given: bytes | dict[str, Any]) -> tuple[str, _Label]:
-    """Return a label with its place."""
     try:
         if isinstance(given, bytes):
             return place, _Label.model_validate_json(given)

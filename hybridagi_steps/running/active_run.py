@@ -41,15 +41,7 @@ _registering = ForkSafeLock()
 
 
 class ActiveRun:
-    """A run in flight; made on the event loop that it lives on.
-
-    Args:
-        line: Where its messages go.
-        user_id: Whom it acts for.
-        config: What it may do.
-        hooks: Who is told of it.
-        parent: The run around it.
-    """
+    """A run in flight; made on the event loop that it lives on."""
 
     def __init__(
         self,

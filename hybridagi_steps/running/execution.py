@@ -317,7 +317,6 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
 
 
 async def _close(run: ActiveRun, ending: Ending) -> None:
-    """Say how the run ended."""
     if not run.line.close_at_once():
         await in_thread(run.line.close)
     run.consents.close()

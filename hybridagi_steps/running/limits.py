@@ -127,7 +127,8 @@ class Meter:
         self._asked = 0
         self._nested: RunMetrics | None = None
         self._asked_at: float | None = None
-        self._first_token_ms: float | None = None
+        self.first_token_ms: float | None = None
+        """How long the newest message waited for its first token."""
         self._run_first_token_ms: float | None = None
         self._steps = 0
         self._tool_ms: float | None = None
@@ -156,11 +157,11 @@ class Meter:
 
     def first_token(self) -> None:
         """Note that a token arrived; only the first of each message counts."""
-        if self._first_token_ms is not None:
+        if self.first_token_ms is not None:
             return
         with self._lock:
             begun = self._asked_at or self._message_began
-            self._first_token_ms = _ms(time.perf_counter() - begun)
+            self.first_token_ms = _ms(time.perf_counter() - begun)
             if self._run_first_token_ms is None:
                 self._run_first_token_ms = _ms(time.perf_counter() - self._began)
 
@@ -194,19 +195,14 @@ class Meter:
         with self._lock:
             self._nested = metrics if self._nested is None else self._nested.merge(metrics)
 
-    @property
-    def first_token_ms(self) -> float | None:
-        """How long the newest message waited for its first token."""
-        return self._first_token_ms
-
     def message(self) -> StepMetrics:
         """Return what the message that ends now cost, and begin the next one."""
         with self._lock:
             now = time.perf_counter()
             spent, self._message = self._message, Usage()
             metrics = spent.metrics((now - self._message_began) * 1000)
-            metrics.first_token_latency_ms = self._first_token_ms
-            self._first_token_ms, self._message_began = None, now
+            metrics.first_token_latency_ms = self.first_token_ms
+            self.first_token_ms, self._message_began = None, now
             self._steps += 1
             return metrics
 

@@ -67,11 +67,7 @@ def taken_up(
     consents: Mapping[str, bool],
     results: Mapping[str, str],
 ) -> Start:
-    """Return what takes up a turn with what is known by now of its calls.
-
-    Raises:
-        InvalidSettingError: A call that waits for no such answer, or an answer of the wrong kind.
-    """
+    """Return what takes up a turn with what is known by now of its calls."""
     for allowed in consents.values():
         check_answer(allowed)
     for text in results.values():
@@ -122,11 +118,7 @@ def _check_result(text: object) -> None:
 
 
 def pending_calls(memory: StepMemory, session_id: str) -> list[PendingCall]:
-    """Return the calls of a session's last turn that have no result; may block.
-
-    Raises:
-        UnknownSessionError: No such session.
-    """
+    """Return the calls of a session's last turn that have no result; may block."""
     line = SessionWriter(memory, session_id, None)
     if line.find_end() == 0:
         raise UnknownSessionError(session_id)

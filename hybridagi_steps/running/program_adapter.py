@@ -238,7 +238,6 @@ async def _in_a_thread(run: ActiveRun, call: Callable[..., Any]) -> Any:
 
 
 async def _drawn(run: ActiveRun, pieces: Iterator[Any]) -> AsyncIterator[Any]:
-    """Yield what an iterator gives, drawn in a thread."""
     while (piece := await _in_a_thread(run, partial(next, pieces, _END))) is not _END:
         yield piece
 

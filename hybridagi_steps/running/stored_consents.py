@@ -149,11 +149,7 @@ class ConsentRules:
 
 
 def check_answer(allowed: object) -> None:
-    """Check what somebody answers to a question: a text such as "no" would be true.
-
-    Raises:
-        InvalidSettingError: Neither True nor False.
-    """
+    """Check what somebody answers to a question: a text such as "no" would be true."""
     if not isinstance(allowed, bool):
         raise InvalidSettingError(f"consent is True or False, not {allowed!r:.80}.")
 

@@ -89,11 +89,7 @@ def is_idempotent(tool: object) -> bool:
 
 
 def check_json(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
-    """Name arguments that a model wrote as no JSON; DSPy would call them an unknown argument.
-
-    Raises:
-        ToolInputError: They are no JSON object.
-    """
+    """Name arguments that a model wrote as no JSON; DSPy would call them an unknown argument."""
     if list(arguments) == [BROKEN_ARGUMENTS] and BROKEN_ARGUMENTS not in (tool.args or {}):
         raise ToolInputError(
             f"the arguments of {tool.name} are no JSON object, and nothing was called; give them "

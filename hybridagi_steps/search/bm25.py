@@ -531,7 +531,6 @@ class Match:
 
 
 def _line(document: Document) -> str:
-    """Return the words of a document as a line."""
     _, words, further, first = document
     return f"{' '.join(words[:first])}\t{' '.join(words[first:])}\n{' '.join(further)}"
 

@@ -221,7 +221,6 @@ class FilterColumns:
         return not all(map(is_storable, asked)) or len(asked) > max(0, METADATA_KEYS - held)
 
     def _names(self, where: StepFilter) -> list[StepKey]:
-        """Return the keys that a filter looks at."""
         names: dict[StepKey, None] = dict.fromkeys(name for name, _ in equalities(where))
         if where.min_score is not None:
             names |= {"run_id": None, SCORE: None}

@@ -342,7 +342,6 @@ def _page(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _checksums(array: Array) -> list[int]:
-    """Return the checksum of each page."""
     flat, (_, size) = _bytes(array), _page(array.dtype, array.shape)
     return [crc32(flat[start : start + size]) for start in range(0, len(flat), size)]
 

@@ -278,7 +278,6 @@ class PostingBlocks:
 def _parts(
     forward: ForwardIndex, span: slice, lengths: Lengths, average: float
 ) -> Iterator[PostingBlock]:
-    """Yield blocks of some documents, a part of them in each."""
     for start in range(span.start, span.stop, _AT_ONCE):
         yield _made(forward, slice(start, min(start + _AT_ONCE, span.stop)), lengths, average)
 

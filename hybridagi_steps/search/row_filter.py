@@ -31,12 +31,7 @@ from hybridagi_steps.records.store_values import (
     Rows,
 )
 from hybridagi_steps.search.filter_index import PAGE, FilterColumns
-from hybridagi_steps.search.index_cache import (
-    CacheFile,
-    DamagedCacheError,
-    load_cache,
-    save_cache,
-)
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 from hybridagi_steps.search.key_columns import (
     ABSENT,
     ANSWERS_KEPT,
@@ -323,7 +318,6 @@ class _StepColumns(FilterColumns):
         return owners
 
     def values_of(self, name: StepKey, user: str) -> set[int]:
-        """Return the numbers of the values that a key has in the steps of a user."""
         self._hold([name, "user_id"])
         own = self._columns["user_id"].values == self.value_numbers("user_id").get(user, _UNKNOWN)
         if self._alive is not None:
@@ -457,7 +451,6 @@ class _MessageColumns(FilterColumns):
         return np.array([*flags, False], np.bool_)
 
     def _owner_of(self, found: Positions) -> Owners:
-        """Return whose the messages at these places are, as `owner` has it."""
         run, line = self._columns["run_id"].values[found], self._columns["sessions"].values[found]
         asked = self._columns["asked_by"].values[found]
         known = self.value_numbers("sessions")

@@ -191,7 +191,6 @@ class StepColumns:
         return parts
 
     def _having(self, name: str, values: Rows) -> Rows:
-        """Return the positions of all steps that have one of some values."""
         parts = [part.having(values) for part in self._parts(name)]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found[self._alive[found]] if self._dead else found

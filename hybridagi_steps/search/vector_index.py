@@ -38,13 +38,7 @@ from hybridagi_steps.embedders.vectors import (
 from hybridagi_steps.errors import DamagedFileError, VectorError
 from hybridagi_steps.records.store_values import FloatVector, Rows
 from hybridagi_steps.search.index_cache import DamagedCacheError, unread
-from hybridagi_steps.search.vector_rows import (
-    Mask,
-    Positions,
-    Scope,
-    Scopes,
-    VectorStore,
-)
+from hybridagi_steps.search.vector_rows import Mask, Positions, Scope, Scopes, VectorStore
 
 if TYPE_CHECKING:
     from hybridagi_steps.search.quantized_codes import Building, ScanCodes
@@ -87,11 +81,7 @@ class ScoredRows(NamedTuple):
 
 
 class FaissIndex:
-    """Searches unit vectors by cosine similarity.
-
-    Args:
-        dimension: Length of every vector.
-    """
+    """Searches unit vectors by cosine similarity."""
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension

@@ -31,11 +31,7 @@ _WIDEST_TABLE, _LISTED, _SORTED_BEHIND = 32, 128, 4_096
 
 
 class VectorStore:
-    """A growable matrix of unit vectors with tombstones.
-
-    Args:
-        dimension: Length of every vector.
-    """
+    """A growable matrix of unit vectors with tombstones."""
 
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension

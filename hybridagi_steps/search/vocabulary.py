@@ -200,7 +200,6 @@ def _with_room(held: npt.NDArray[Any], used: int, need: int) -> npt.NDArray[Any]
 
 
 def _spelled(words: Iterable[str]) -> Spelled:
-    """Return words as they are spelled."""
     each = [word.encode("utf-8", "surrogatepass") for word in words]
     lengths = np.array([*map(len, each)], np.int64)
     letters = np.frombuffer(b"".join(each) + bytes(_CHUNK), np.uint8)
@@ -241,7 +240,6 @@ def piece_counts(
 def _found_pieces(
     spelling: Spelling, terms: npt.NDArray[np.intp], sought: npt.NDArray[np.uint32]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return for each piece sought and found the term that has it, and the place of itself."""
     text, ends = spelling
     starts = np.where(terms > 0, ends[terms - 1], 0)
     pieces = np.maximum(ends[terms] - starts - (PIECE - 1), 0)
@@ -263,6 +261,5 @@ def _hashed(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 
 
 def _pieces(word: bytes) -> npt.NDArray[np.uint32]:
-    """Return the pieces of one word as numbers."""
     each = [int.from_bytes(word[n : n + PIECE], "little") for n in range(len(word) - PIECE + 1)]
     return np.array(each, np.uint32)

@@ -28,12 +28,7 @@ from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
 from hybridagi_steps.server.routes import sessions as session_routes
 from hybridagi_steps.server.run_hub import RunHub
-from hybridagi_steps.server.security import (
-    BodyLimit,
-    HostCheck,
-    SecurityHeaders,
-    TokenCheck,
-)
+from hybridagi_steps.server.security import BodyLimit, HostCheck, SecurityHeaders, TokenCheck
 from hybridagi_steps.server.services import Services, check_path
 from hybridagi_steps.server.settings import ServerSettings
 from hybridagi_steps.server.slots import Slots

@@ -3,13 +3,17 @@
 Thin: each tool is the call that the HTTP route makes, told in lines; resources and a prompt give
 the same lines. What goes wrong is told to the model in words, since it is the model that has to
 mend it. Standard output belongs to the protocol.
+
+Five hits take 2,000 characters at most, and a page of a run 6,000; an id leads to the details. What
+is quoted was said by anybody: it stands in one line with what names it, so that it begins none
+itself, no mark of a chat template acts in it, and what is shown is what it says.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,19 +26,110 @@ from hybridagi_steps import __version__
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import NotAllowedError, StepsError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.messages.fences import inert
+from hybridagi_steps.messages.fences import PREFACE, inert
+from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
+from hybridagi_steps.records.excerpts import words
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS
+from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.json_values import transformed
 from hybridagi_steps.records.provenance import from_outside
-from hybridagi_steps.server.mcp_texts import (
-    PAGE_STEPS,
-    hit_lines,
-    run_lines,
-    run_outline,
-    step_details,
+from hybridagi_steps.records.store_values import RunSummary
+from hybridagi_steps.server.views import (
+    filled,
+    hits_for,
+    named,
+    run_metrics,
+    titles,
+    without_vectors,
 )
-from hybridagi_steps.server.views import filled, hits_for, named
 from hybridagi_steps.sessions.session_checks import checked_user
+
+FIVE_HITS, PAGE = 2_000, 6_000
+"""Most characters of five hits, and of a page of a run, as far as ids leave room."""
+PAGE_STEPS = 30
+_HIT = (FIVE_HITS - len(PREFACE)) // 5 - 1
+_STEP = (PAGE - len(PREFACE) - 400) // PAGE_STEPS - 1
+_LEAST = 60
+"""Characters that a text gets, however long its ids are."""
+_LONGEST_VALUE = 4_000
+"""Characters of one text among the details of a step."""
+_DEEPEST = 6
+
+
+def hit_lines(hits: Sequence[StepHit], query: str | None) -> str:
+    """Return hits, best first: how well each matches, what names it, and what it says."""
+    if not hits:
+        return "No steps found."
+    wanted = words(query or "")
+    return "\n".join([PREFACE, *(_hit(n, hit, wanted) for n, hit in enumerate(hits, 1))])
+
+
+def run_lines(runs: Iterable[RunSummary]) -> str:
+    """Return runs, newest first."""
+    told = (
+        f"run {run.run_id}: {run.started_at[:16]}, {_counted(run.steps, run.errors)}, {run.title}"
+        for run in runs
+    )
+    return "\n".join([PREFACE, *map(_flat, told)])
+
+
+def run_outline(run_id: str, steps: Sequence[AgentStep], offset: int) -> str:
+    """Return a run in lines, what a program did indented under it; a page from `offset` on."""
+    metrics, errors = run_metrics(steps), sum(step.status == "error" for step in steps)
+    facts = [_counted(len(steps), errors)]
+    facts += [f"{metrics.total_tokens:,} tokens"] if metrics.total_tokens else []
+    facts += [f"{metrics.duration_ms / 1000:.1f} s"] if metrics.duration_ms else []
+    title = "".join(titles(steps[:1]).values())
+    depths: dict[str, int] = {}
+    lines: list[str] = []
+    for step in steps:
+        depth = min(depths.get(step.program_id or "", -1) + 1, _DEEPEST)
+        if step.step_type == AgentStepType.ProgramCall:
+            depths[id_text(step.id)] = depth
+        head = f"{step.hop:>3} {'  ' * depth}{step.step_type} {id_text(step.id)}: "
+        lines.append(head + _said(step, _STEP - len(head), ()))
+    shown = lines[offset : offset + PAGE_STEPS]
+    if (end := offset + len(shown)) < len(lines):
+        shown.append(f"{len(lines) - end:,} more; offset={end} shows them.")
+    return "\n".join([PREFACE, _flat(f"run {run_id}: {', '.join(facts)}, {title}"), *shown])
+
+
+def step_details(step: AgentStep) -> dict[str, Any]:
+    """Return all that is known of a step; texts of it are cut that would fill a prompt."""
+
+    def cut(value: Any, _: str) -> Any:
+        if not isinstance(value, str) or len(value) <= _LONGEST_VALUE:
+            return inert(value) if isinstance(value, str) else value
+        more = len(value) - _LONGEST_VALUE
+        return f"{inert(value[:_LONGEST_VALUE])}… ({more:,} characters more)"
+
+    (data,) = without_vectors([step])
+    return transformed(data, cut, lambda members, _: map(inert, members))
+
+
+def _hit(number: int, hit: StepHit, wanted: Collection[str]) -> str:
+    run = f", run {hit.step.run_id}" if hit.step.run_id else ""
+    if hit.kind == "message":
+        run = f", session {hit.session_id} at {hit.sequence}"
+    head = _flat(f"{number}. {hit.score:.2f} {hit.kind} {id_text(hit.step.id)}{run}: ")
+    return f"{head} {_said(hit.step, _HIT - len(head) - 1, wanted)}"
+
+
+def _said(step: AgentStep, length: int, wanted: Collection[str]) -> str:
+    length = max(length, _LEAST)
+    return _flat(recalled_text(step, length=length, wanted=wanted))[:length]
+
+
+def _counted(steps: int, errors: int) -> str:
+    return f"{steps:,} step{'' if steps == 1 else 's'}" + (
+        f" ({errors:,} failed)" if errors else ""
+    )
+
+
+def _flat(text: str) -> str:
+    return " ".join(inert(text).split())
+
 
 T = TypeVar("T")
 
@@ -53,9 +148,6 @@ def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServ
     Args:
         memory: What is served.
         user_id: Whose steps are found and kept; None: everybody's.
-
-    Raises:
-        InvalidSettingError: `user_id` is the empty text.
     """
     calls = _Calls(memory, checked_user(user_id))
     asked = (calls.search_steps, calls.get_run, calls.get_step, calls.add_step)
@@ -95,7 +187,6 @@ class _StrictTool(Tool):
 
     @classmethod
     def of(cls, call: Callable[..., Any]) -> Tool:
-        """Return a tool that calls a function."""
         keys = ", ".join(field.name for field in FILTER_FIELDS)
         tool = cls.from_function(
             call,

@@ -10,14 +10,7 @@ import json
 from typing import Annotated, Any
 
 from fastapi import Path, Response
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import to_json
 from starlette.convertors import PathConvertor, register_url_convertor
 

@@ -115,11 +115,7 @@ class Services:
         self.sessions_of(caller).check_allowed(session_id, new=own)
 
     async def check_rate(self, user_id: str | None) -> None:
-        """Count a request of a user, and refuse it when there were too many.
-
-        Raises:
-            RateLimitedError: There is no room for it yet, on all servers of the memory together.
-        """
+        """Count a request of a user, and refuse it when there were too many."""
         most, peers = self.settings.requests_per_minute, self.hub.peers
         if user_id is None or most is None:
             return

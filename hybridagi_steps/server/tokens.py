@@ -60,11 +60,7 @@ class Caller(NamedTuple):
         return bool({scope, TokenScope.ADMIN} & self.scopes)
 
     def acts_as(self, user_id: str | None) -> str | None:
-        """Return the user to act as, `user_id` if that may be; None is everybody.
-
-        Raises:
-            NotAllowedError: It is another than the token's own.
-        """
+        """Return the user to act as, `user_id` if that may be; None is everybody."""
         if self.only_user is None:
             return user_id
         if user_id not in (None, self.only_user):
@@ -78,9 +74,6 @@ class Tokens:
     Args:
         known: What each token allows; a token may stand as `sha256:` and its digest in hex. Scopes
             alone are nobody's, and so need `as-any-user` or `admin`.
-
-    Raises:
-        InvalidSettingError: None is given, one is too short, or is neither a user's nor anybody's.
     """
 
     def __init__(self, known: Mapping[str, Caller | Iterable[TokenScope]]) -> None:
@@ -200,7 +193,6 @@ def _caller(given: Caller | Iterable[TokenScope]) -> Caller:
 
 
 def _digest_of(token: str) -> bytes:
-    """Return the digest of a token as it stands in a file."""
     if token.startswith(_DIGEST):
         digest = bytes.fromhex(token.removeprefix(_DIGEST))
         if len(digest) != hashlib.sha256().digest_size:

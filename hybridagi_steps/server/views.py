@@ -26,7 +26,6 @@ from hybridagi_steps.records.store_values import (
 )
 from hybridagi_steps.validation import Where
 
-_LONGEST_TITLE = 200
 _JUDGED = 40
 """The last steps of a run whose outlook is asked: two searches each."""
 
@@ -71,9 +70,6 @@ def named(memory: StepMemory, step_id: str, where: Where = None) -> Named:
         step_id: The whole id.
         where: A filter whose user has to be that of the step: what another user did is no answer,
             and neither is that it exists. Its other conditions do not count.
-
-    Raises:
-        UnknownStepError: Nothing has this id that the user may know.
     """
     # Both are looked for, so that one that is another's takes what one that is not there does.
     stored, said = _stored(memory, step_id), _said(memory, step_id)

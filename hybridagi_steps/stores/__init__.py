@@ -81,21 +81,13 @@ def open_store(
 
 
 def salvage_pages(address: str, namespace: str, damaged: Callable[[str], None]) -> Salvaged:
-    """Return what is whole in a file that cannot be opened, to be exported.
-
-    Raises:
-        StorageError: It holds no step and no message.
-    """
+    """Return what is whole in a file that cannot be opened, to be exported."""
     module = import_module(_SQLITE.partition(":")[0])
     return module.salvage_pages(Path(address), namespace, damaged)
 
 
 def refuse_older(address: str) -> None:
-    """Refuse an address where opening would make or migrate something, as the source of a copy.
-
-    Raises:
-        StorageError: Nothing is there, or it is of an earlier version.
-    """
+    """Refuse an address where opening would make or migrate something, as the source of a copy."""
     if (schema := _schema(address)) is None:
         return
     found, latest = schema.stored_version(address), schema.latest_version()
@@ -109,12 +101,7 @@ def refuse_older(address: str) -> None:
 
 
 def known_namespace(address: str, namespace: str | None) -> str:
-    """Return a namespace that is there, any where None is asked for; opening would make another.
-
-    Raises:
-        StorageError: There is no step memory.
-        InvalidSettingError: There is no such namespace.
-    """
+    """Return a namespace that is there, any where None is asked for; opening would make another."""
     schema = _schema(address)
     found = None if schema is None else schema.stored_namespaces(address)
     if found is None or namespace in found:

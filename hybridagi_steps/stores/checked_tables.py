@@ -249,9 +249,6 @@ def pass_over(database: Database, namespace: int, found: Sequence[DamagedRow]) -
     """Log what was passed over, and have it made again; raise for what cannot be.
 
     Not inside a transaction that this thread writes in.
-
-    Raises:
-        DamagedFileError: A vector came with its step.
     """
     note_damage(database, namespace, found)
     if given := [each.row for each in found if each.given]:

@@ -14,13 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hybridagi_steps.errors import StorageError
-from hybridagi_steps.outside_files import (
-    QueuedRun,
-    StateFolder,
-    Whose,
-    erase_from_queue,
-    plan_runs,
-)
+from hybridagi_steps.outside_files import QueuedRun, StateFolder, Whose, erase_from_queue, plan_runs
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.stores.address import is_server, shown_address
 

@@ -207,7 +207,6 @@ class Retention(ABC):
 
 
 def _days_ago(days: float, store: RetentionStore) -> datetime:
-    """Return the time so many days ago."""
     if not is_number(days) or not 0 < days < math.inf:
         raise InvalidSettingError(f"days is a number above 0, not {days!r:.80}.")
     try:

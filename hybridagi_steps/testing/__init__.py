@@ -33,9 +33,9 @@ __all__ = [
     "scripted_lm",
 ]
 
-_HOMES: dict[str, str | None] = {
-    **dict.fromkeys(__all__, "plausible_replies"),
-    **dict.fromkeys(("Script", "ScriptedLM", "replay_lm", "scripted_lm"), "language_models"),
+_NAMES = {
+    "language_models": "Script ScriptedLM replay_lm scripted_lm",
+    "plausible_replies": "Reply ToolCall asked_fields plausible_reply request_text",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _NAMES)

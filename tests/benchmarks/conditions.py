@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import platform
 import sqlite3
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -64,3 +67,14 @@ def counts(words: str) -> list[int]:
             f"{words!r} is no list of numbers above zero; write them as 10000,100000."
         )
     return found
+
+
+@contextmanager
+def folder_for(workdir: str | None) -> Generator[Path]:
+    """Give the folder that was asked for, else one that goes with the block."""
+    if workdir is not None:
+        Path(workdir).mkdir(parents=True, exist_ok=True)
+        yield Path(workdir)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)

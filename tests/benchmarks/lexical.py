@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.step_text import tokens, window_text
+from hybridagi_steps.records.step_text import glimpse_text, own_text, tokens
 from hybridagi_steps.search.step_index import FORMAT
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.conditions import conditions, counts
@@ -177,7 +177,7 @@ def _documents(size: int) -> list[WordDocument]:
     before: AgentStep | None = None
     for row, step in enumerate(made_steps(size), start=1):
         parent = before if step.parent_id is not None else None
-        found.append((row, tokens(window_text(step, parent))))
+        found.append((row, tokens(glimpse_text(parent) + own_text(step))))
         before = step
     return found
 

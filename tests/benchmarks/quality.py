@@ -40,16 +40,8 @@ from tests.benchmarks.quality_dialogue import (
     shipped_turns,
     turn_questions,
 )
-from tests.benchmarks.quality_evidence import (
-    evidence_questions,
-    evidence_recall,
-    side_by_side,
-)
-from tests.benchmarks.quality_learned import (
-    judged_question,
-    judged_turns,
-    learned_gains,
-)
+from tests.benchmarks.quality_evidence import evidence_questions, evidence_recall, side_by_side
+from tests.benchmarks.quality_learned import judged_question, judged_turns, learned_gains
 from tests.benchmarks.quality_own_runs import own_quality
 from tests.benchmarks.quality_searches import Searches
 from tests.benchmarks.quality_tables import AIMED, CUT, HYBRID, quality_tables

@@ -35,12 +35,7 @@ from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.step_text import text_hash
 from tests.benchmarks.quality_evidence import BLOT, plain
-from tests.benchmarks.ranking import (
-    Values,
-    interval,
-    interval_text,
-    paired,
-)
+from tests.benchmarks.ranking import Values, interval, interval_text, paired
 from tests.benchmarks.retrieval_tasks import Half, half_of_runs
 from tests.benchmarks.tables import Table, number
 

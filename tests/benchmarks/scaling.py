@@ -36,7 +36,7 @@ from hybridagi_steps.exchange.importer import import_file
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.search.index_cache import load_cache
 from tests.benchmarks import CHECKOUT, lexical, turns
-from tests.benchmarks.conditions import conditions, counts
+from tests.benchmarks.conditions import conditions, counts, folder_for
 from tests.benchmarks.corpus import (
     MESSAGE_BYTES,
     PAYLOAD_BYTES,
@@ -45,13 +45,7 @@ from tests.benchmarks.corpus import (
     made_steps,
 )
 from tests.benchmarks.peers import OURS, SEARCHERS, TALKERS, check_names, chosen
-from tests.benchmarks.scaling_process import (
-    ONCE,
-    OVER_AND_OVER,
-    SEARCH,
-    ask_filters,
-    labelled,
-)
+from tests.benchmarks.scaling_process import ONCE, OVER_AND_OVER, SEARCH, ask_filters, labelled
 from tests.benchmarks.scaling_tables import BYTES, NO_CACHE, TURN, WHOLE, tables
 from tests.benchmarks.search_peers import measure_peers
 from tests.benchmarks.tables import print_json, print_tables
@@ -106,7 +100,7 @@ def measure(
     """
     check_names(peers)
     asked = [*counts(sizes), *([MILLION] if million else [])]
-    with _folder(workdir) as folder:
+    with folder_for(workdir) as folder:
         files = {size: _built(folder, size, embedder) for size in asked}
         steps = {str(size): _measured(files[size], rounds, starts) for size in asked}
         parts = {str(size): bytes_by_part(files[size]) for size in asked}
@@ -134,16 +128,6 @@ def measure(
         "words": words,
         "peers": beside,
     }
-
-
-@contextmanager
-def _folder(workdir: str | None) -> Generator[Path]:
-    if workdir is not None:
-        Path(workdir).mkdir(parents=True, exist_ok=True)
-        yield Path(workdir)
-        return
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 def _built(folder: Path, size: int, embedder: str) -> Path:

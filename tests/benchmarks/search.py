@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean, median
@@ -30,7 +30,7 @@ from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
 from tests.benchmarks import CHECKOUT
-from tests.benchmarks.conditions import conditions, counts
+from tests.benchmarks.conditions import conditions, counts, folder_for
 from tests.benchmarks.corpus import STEPS_PER_RUN, made_queries, made_steps
 from tests.benchmarks.peers import check_names
 from tests.benchmarks.search_peers import measure_peers, peer_tables
@@ -86,7 +86,7 @@ def measure(
     asked = counts(sizes)
     if min(asked) < LEAST:
         raise InvalidSettingError(f"fewer than {LEAST:,} steps have no 1 % to filter by.")
-    with _folder(workdir) as folder:
+    with folder_for(workdir) as folder:
         found = {
             str(size): _measured(_built(folder, size, embedder), folder, rounds, starts)
             for size in asked
@@ -106,16 +106,6 @@ def measure(
         "peers_conditions": before,
         "peers": beside,
     }
-
-
-@contextmanager
-def _folder(workdir: str | None) -> Generator[Path]:
-    if workdir is not None:
-        Path(workdir).mkdir(parents=True, exist_ok=True)
-        yield Path(workdir)
-        return
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 def _built(folder: Path, size: int, embedder: str) -> Path:

@@ -29,14 +29,7 @@ from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search.ranking import POOL
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.corpus import STEPS_PER_RUN, USERS, made_queries, made_steps
-from tests.benchmarks.peers import (
-    NOT_INSTALLED,
-    OURS,
-    SEARCHERS,
-    Peer,
-    VectorSearcher,
-    chosen,
-)
+from tests.benchmarks.peers import NOT_INSTALLED, OURS, SEARCHERS, Peer, VectorSearcher, chosen
 from tests.benchmarks.peers.memory_index import MemoryIndex, RowsKnown
 from tests.benchmarks.tables import Table, number
 from tests.benchmarks.timing import Sample, Samples, interleaved, ratio, timed, typical

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
 from hybridagi_steps.planning.artifact_types import clean_name
-from hybridagi_steps.planning.plan import (
-    Plan,
-    PlanStep,
-    PlanStepType,
-    clean_text,
-)
+from hybridagi_steps.planning.plan import Plan, PlanStep, PlanStepType, clean_text
 from hybridagi_steps.planning.plan_parser import MOST_CHARACTERS
 
 SEED = """

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.step_text import (
     cut,
+    glimpse_text,
     own_text,
     stems_held,
     text_hash,
     tokens,
     whole_text,
-    window_text,
     written_words,
 )
 
@@ -97,10 +97,10 @@ def test_the_window_shows_a_glimpse_of_the_parent() -> None:
         {"purpose": "q" * 200, "tool": "look_up", "arguments": {"hidden": "x"}},
         {"result": "s" * 200},
     )
-    assert window_text(SEARCH, parent) == (
+    assert (glimpse_text(parent) + own_text(SEARCH)) == (
         f"{'q' * 100} | look up -> {'s' * 80} || {own_text(SEARCH)}"
     )
-    assert window_text(SEARCH, None) == own_text(SEARCH)
+    assert glimpse_text(None) + own_text(SEARCH) == own_text(SEARCH)
 
 
 def test_neither_metadata_nor_vector_is_found() -> None:
@@ -120,7 +120,7 @@ def test_every_step_has_both_texts_on_one_line(
     kind: AgentStepType, inputs: dict[str, Any], outputs: dict[str, Any] | None
 ) -> None:
     some = AgentStep(step_type=kind, inputs=inputs, outputs=outputs)
-    for text in (own_text(some), window_text(some, some)):
+    for text in (own_text(some), (glimpse_text(some) + own_text(some))):
         assert "\n" not in text
 
 

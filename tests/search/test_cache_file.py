@@ -24,12 +24,7 @@ from hypothesis.extra import numpy as hnp
 from hybridagi_steps.embedders.vectors import shortened, unpacked
 from hybridagi_steps.records.store_values import FloatMatrix
 from hybridagi_steps.search import index_cache
-from hybridagi_steps.search.index_cache import (
-    CacheFile,
-    DamagedCacheError,
-    load_cache,
-    save_cache,
-)
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.search.vector_rows import Positions, VectorStore
 

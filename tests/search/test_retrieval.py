@@ -11,18 +11,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from hybridagi_steps import (
-    AgentStep,
-    AgentStepType,
-    Query,
-    QueryList,
-    StepFilter,
-    StepMemory,
-)
+from hybridagi_steps import AgentStep, AgentStepType, Query, QueryList, StepFilter, StepMemory
 from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.embedders.vectors import shortened, unpacked
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
-from hybridagi_steps.records.step_text import own_text, text_hash, tokens, whole_text, window_text
+from hybridagi_steps.records.step_text import glimpse_text, own_text, text_hash, tokens, whole_text
 from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search import ranking
 from hybridagi_steps.search.formulas import Mode
@@ -65,7 +58,9 @@ def by_the_formula(steps: Sequence[AgentStep], query: str) -> dict[str, float]:
     """Return every step's hybrid score, computed one part after the other."""
     by_id = {str(step.id): step for step in steps}
     parent = {name: by_id.get(str(step.parent_id)) for name, step in by_id.items()}
-    documents = {name: tokens(window_text(step, parent[name])) for name, step in by_id.items()}
+    documents = {
+        name: tokens(glimpse_text(parent[name]) + own_text(step)) for name, step in by_id.items()
+    }
     LENGTHS.update({name: len(words) for name, words in documents.items()})
     average = sum(map(len, documents.values())) / len(documents)
     whole = {name: {*tokens(whole_text(step))} for name, step in by_id.items()}

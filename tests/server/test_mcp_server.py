@@ -23,7 +23,7 @@ from mcp.types import TextContent
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.store_values import RunSummary
-from hybridagi_steps.server.mcp_texts import FIVE_HITS, PAGE, run_lines, run_outline
+from hybridagi_steps.server.mcp_server import FIVE_HITS, PAGE, run_lines, run_outline
 
 TOOLS = ("search_steps", "get_run", "get_step", "add_step")
 HELLO = {

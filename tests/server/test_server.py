@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
-from server_cases import MESSAGES, TOKEN, Served, echo, fill, problem, serving
+from server_cases import MESSAGES, TOKEN, Served, echo, problem, serving
 
 from hybridagi_steps import AgentStep, Step, StepFilter, StepMemory, errors
 from hybridagi_steps.records.store_values import RunSummary
@@ -27,29 +27,6 @@ from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import STATUS, status_of
 from hybridagi_steps.server.routes.search import SearchAsked
 from hybridagi_steps.server.tokens import Caller, TokenScope
-
-
-@pytest.fixture
-def filled(memory: StepMemory) -> StepMemory:
-    """A memory with a session of four messages and a run of three steps."""
-    fill(memory)
-    return memory
-
-
-@pytest.fixture(scope="module")
-def still() -> Iterator[Served]:
-    """A server without a program, for tests that change nothing."""
-    with StepMemory(":memory:", embedder="hashing") as memory:
-        fill(memory)
-        with serving(memory) as running:
-            yield running
-
-
-@pytest.fixture
-def served(filled: StepMemory) -> Iterator[Served]:
-    """A server without a program."""
-    with serving(filled) as running:
-        yield running
 
 
 class TestSessions:

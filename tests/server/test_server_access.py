@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 import httpx
-from server_cases import SCOPED, TOKEN, Served, echo, fill, problem, serving
+from server_cases import SCOPED, TOKEN, Served, echo, problem, serving
 
 from hybridagi_steps import StepMemory, errors
 from hybridagi_steps.server.tokens import (
@@ -24,29 +23,6 @@ from hybridagi_steps.server.tokens import (
     new_token,
     read_tokens,
 )
-
-
-@pytest.fixture
-def filled(memory: StepMemory) -> StepMemory:
-    """A memory with a session of four messages and a run of three steps."""
-    fill(memory)
-    return memory
-
-
-@pytest.fixture(scope="module")
-def still() -> Iterator[Served]:
-    """A server without a program, for tests that change nothing."""
-    with StepMemory(":memory:", embedder="hashing") as memory:
-        fill(memory)
-        with serving(memory) as running:
-            yield running
-
-
-@pytest.fixture
-def served(filled: StepMemory) -> Iterator[Served]:
-    """A server without a program."""
-    with serving(filled) as running:
-        yield running
 
 
 class TestWhoMayComeIn:

@@ -20,16 +20,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 import httpx
 from faults.server_overload import attack
-from server_cases import (
-    PATIENCE_SECONDS,
-    TOKEN,
-    Served,
-    Told,
-    fill,
-    problem,
-    serving,
-    until,
-)
+from server_cases import PATIENCE_SECONDS, TOKEN, Served, Told, fill, problem, serving, until
 
 import hybridagi_steps.server
 from hybridagi_steps import StepMemory

@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 from server_cases import Served, echo, fill, problem, serving
 
 from hybridagi_steps import AgentStep, Step, StepMemory, errors
-from hybridagi_steps.server.routes.markdown import as_html
+from hybridagi_steps.server.routes.sessions import as_html
 from hybridagi_steps.server.schemas import WholeRun
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 

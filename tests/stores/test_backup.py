@@ -22,7 +22,7 @@ from hybridagi_steps.errors import (
     StorageError,
     UnsupportedAddressError,
 )
-from hybridagi_steps.stores.backup import back_up
+from hybridagi_steps.stores.copying import back_up
 
 
 def _steps(word: str, count: int) -> list[AgentStep]:

@@ -20,11 +20,7 @@ from hybridagi_steps.testing.conformance.samples import message, step
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
-from hybridagi_steps.stores.postgres.spelling import (  # noqa: E402
-    SpellingConnection,
-    spelled,
-    teach,
-)
+from hybridagi_steps.stores.postgres.spelling import SpellingConnection, spelled, teach  # noqa: E402
 
 MANY = 3_000
 

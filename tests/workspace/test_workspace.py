@@ -20,11 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridagi_steps.errors import (
-    ArtifactConflictError,
-    CommandNotAllowedError,
-    WorkspaceError,
-)
+from hybridagi_steps.errors import ArtifactConflictError, CommandNotAllowedError, WorkspaceError
 from hybridagi_steps.workspace.confined import ConfinedDirectory, path_parts
 from hybridagi_steps.workspace.snapshot import Limits
 from hybridagi_steps.workspace.tools import workspace_tools

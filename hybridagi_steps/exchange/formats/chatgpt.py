@@ -97,7 +97,6 @@ def _lines(
 
 
 def _path(nodes: dict[str, JsonObject], leaf: str) -> list[str]:
-    """Return the nodes from the root to a leaf."""
     path: dict[str, None] = {}
     name: str | None = leaf
     while name is not None and name in nodes and name not in path:

@@ -15,15 +15,16 @@ from collections.abc import Iterator
 import orjson
 from pydantic import ValidationError
 
-from hybridagi_steps.exchange.origins import RunScoresRead, origin_of
 from hybridagi_steps.exchange.records import (
     Entry,
     Parsed,
     ParsedMessages,
     Record,
     Records,
+    RunScoresRead,
     Said,
     Skipped,
+    origin_of,
     read_each,
     record_steps,
     refused,

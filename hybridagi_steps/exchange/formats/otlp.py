@@ -20,14 +20,7 @@ from pydantic import JsonValue
 from hybridagi_steps.exchange.formats import otlp_values as names
 from hybridagi_steps.exchange.formats.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Records, Skipped, refused
-from hybridagi_steps.exchange.spans import (
-    Span,
-    Trace,
-    nanoseconds,
-    run_id_of,
-    step_id,
-    trace_steps,
-)
+from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, run_id_of, step_id, trace_steps
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
@@ -100,7 +93,6 @@ def _parsed(trace: Trace) -> ParsedTrace:
 
 
 def _placed(trace: Trace, stored: Iterable[AgentStep]) -> Iterator[Parsed | Skipped]:
-    """Yield the steps of a trace, its spans placed among those that are stored of it."""
     whole = replace(trace, spans=[replace(span, notes=[]) for span in trace.spans])
     given = {span.id for span in trace.spans}
     for step in stored:

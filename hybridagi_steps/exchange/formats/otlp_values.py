@@ -35,7 +35,6 @@ def _pairs(given: object) -> JsonObject:
 
 
 def _plain(value: JsonValue) -> Any:
-    """Return an AnyValue as JSON data."""
     if not isinstance(value, dict):
         return value
     for key, found in as_object(value).items():

@@ -20,8 +20,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
-from hybridagi_steps.exchange.origins import VECTOR_EMBEDDER, origin_of
-from hybridagi_steps.exchange.records import Parsed, Record, Skipped, read_each
+from hybridagi_steps.exchange.records import (
+    VECTOR_EMBEDDER,
+    Parsed,
+    Record,
+    Skipped,
+    origin_of,
+    read_each,
+)
 from hybridagi_steps.records.agent_step import NAME_FIELDS, AgentStep, id_text
 from hybridagi_steps.records.json_reading import BadRecordError, agent_step, as_object
 

@@ -20,11 +20,7 @@ from typing import Any, cast, get_type_hints
 import dspy
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hybridagi_steps.errors import (
-    InvalidSettingError,
-    LimitReachedError,
-    ToolInputError,
-)
+from hybridagi_steps.errors import InvalidSettingError, LimitReachedError, ToolInputError
 from hybridagi_steps.graph.tools.base import (
     INPUTS,
     Asked,

@@ -106,7 +106,6 @@ class GraphProgramSearch(_ProgramTool):
 
 
 def _open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
-    """Return a program that an agent asked for by name."""
     if library.is_protected(name):
         raise ProtectedProgramError(
             f"the program {name!r} is an entry program, or one depends on it; agents may not call, "

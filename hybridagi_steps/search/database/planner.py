@@ -47,9 +47,6 @@ def budget_bytes(memory_budget: str | int | None, address: str) -> int | None:
     Args:
         memory_budget: Such as "256MB", "1 GiB", or a number of bytes.
         address: Of the memory.
-
-    Raises:
-        InvalidSettingError: It is no size, or the memory is a file.
     """
     if memory_budget is None:
         return None

@@ -97,11 +97,7 @@ class SearchedStore(Protocol):
         ...
 
     def prepare_search(self, dimension: int) -> str | None:
-        """Make what such searches need, once; return why that cannot be, None when it can.
-
-        Args:
-            dimension: Length of the vectors.
-        """
+        """Make what such searches need, once; return why that cannot be, None when it can."""
         ...
 
     def has_few(self, user_id: str, most: int, *, messages: bool) -> bool:

@@ -80,11 +80,7 @@ async def chat(
     return _stream(shared, run)
 
 
-@router.post(
-    SESSION + "/retry",
-    response_class=Response,
-    responses=streams(404, 409, 415),
-)
+@router.post(SESSION + "/retry", response_class=Response, responses=streams(404, 409, 415))
 async def retry(
     shared: Shared, caller: Who, session_id: SessionId, asked: shapes.RetryAsked
 ) -> Response:

@@ -8,13 +8,7 @@ from typing import Annotated, Any, get_type_hints
 import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    create_model,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
 from hybridagi_steps.records.filters import StepFilter

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
@@ -24,9 +24,6 @@ from hybridagi_steps.server.schemas import RUN, Answer, RunId, answer
 from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import WorkRoute
 from hybridagi_steps.server.views import filled, titles
-
-if TYPE_CHECKING:
-    pass
 
 MOST_POINTS = 2_000
 """Points of a map; a browser draws them without waiting."""

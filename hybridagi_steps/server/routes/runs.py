@@ -20,14 +20,7 @@ from hybridagi_steps.server.schemas import RUN, STEP, RunId, StepId, answer
 from hybridagi_steps.server.services import Shared, Who
 from hybridagi_steps.server.slots import JsonRoute, WorkRoute
 from hybridagi_steps.server.sse import EventStream, streams
-from hybridagi_steps.server.views import (
-    filled,
-    judged_run,
-    listed_run,
-    named,
-    prompt_for,
-    run_data,
-)
+from hybridagi_steps.server.views import filled, judged_run, listed_run, named, prompt_for, run_data
 
 router = APIRouter(tags=["runs"], route_class=JsonRoute)
 listing_router = APIRouter(tags=["runs"], route_class=ConditionsRoute)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
-from typing import Annotated, Any, Literal
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
@@ -13,10 +14,7 @@ from starlette.exceptions import HTTPException
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder, Receipt
 from hybridagi_steps.erasure import erase, is_stored
-from hybridagi_steps.errors import (
-    UnknownSequenceError,
-    UnknownSessionError,
-)
+from hybridagi_steps.errors import UnknownSequenceError, UnknownSessionError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
@@ -24,7 +22,6 @@ from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
-from hybridagi_steps.server.routes.markdown import answers_html
 from hybridagi_steps.server.schemas import SESSION, SessionId, answer
 from hybridagi_steps.server.security import PURGE
 from hybridagi_steps.server.services import Shared, Who
@@ -37,6 +34,9 @@ from hybridagi_steps.sessions.session_details import (
     describe_session,
     session_details,
 )
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 router = APIRouter(tags=["sessions"], route_class=WorkRoute)
 
@@ -126,11 +126,7 @@ async def list_steps(
     return answer(filled(steps=steps, next_seq=next_seq, html=html))
 
 
-@router.get(
-    SESSION + "/steps/{sequence}",
-    response_model=Step,
-    responses=problems(404),
-)
+@router.get(SESSION + "/steps/{sequence}", response_model=Step, responses=problems(404))
 async def read_step(shared: Shared, session_id: SessionId, sequence: At) -> Response:
     """Return one message."""
     store = shared.repository.store
@@ -143,11 +139,7 @@ async def read_step(shared: Shared, session_id: SessionId, sequence: At) -> Resp
     return answer(await shared.asked("step", read))
 
 
-@router.delete(
-    SESSION + "/steps",
-    response_model=shapes.Deleted,
-    responses=problems(404, 409),
-)
+@router.delete(SESSION + "/steps", response_model=shapes.Deleted, responses=problems(404, 409))
 async def delete_steps(
     shared: Shared, caller: Who, session_id: SessionId, start_seq: From
 ) -> Response:
@@ -159,11 +151,7 @@ async def delete_steps(
     return answer({"deleted": hidden})
 
 
-@router.post(
-    SESSION + "/fork",
-    response_model=shapes.ForkShape,
-    responses=problems(404, 409, 415),
-)
+@router.post(SESSION + "/fork", response_model=shapes.ForkShape, responses=problems(404, 409, 415))
 async def fork(
     shared: Shared, caller: Who, session_id: SessionId, asked: shapes.ForkAsked
 ) -> Response:
@@ -177,11 +165,7 @@ async def fork(
     return answer({"new_session_id": made.session_id, "sequence": made.sequence})
 
 
-@router.get(
-    SESSION + "/attempts",
-    response_model=shapes.AttemptList,
-    responses=problems(404),
-)
+@router.get(SESSION + "/attempts", response_model=shapes.AttemptList, responses=problems(404))
 async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
     """Return all branches of a session, oldest first, abandoned ones too."""
     store = shared.repository.store
@@ -189,11 +173,7 @@ async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
     return answer({"attempts": found})
 
 
-@router.get(
-    SESSION + "/compare",
-    response_model=shapes.Comparison,
-    responses=problems(404),
-)
+@router.get(SESSION + "/compare", response_model=shapes.Comparison, responses=problems(404))
 async def compare_branches(
     shared: Shared, session_id: SessionId, branch_a: Branch, branch_b: Branch
 ) -> Response:
@@ -204,11 +184,7 @@ async def compare_branches(
     return answer({"shared": found.shared, **sides})
 
 
-@router.get(
-    SESSION + "/context",
-    response_model=shapes.ContextShape,
-    responses=problems(404),
-)
+@router.get(SESSION + "/context", response_model=shapes.ContextShape, responses=problems(404))
 async def preview_context(
     shared: Shared,
     caller: Who,
@@ -324,3 +300,43 @@ def _receipt(receipt: Receipt) -> dict[str, Any]:
         "counter_id": receipt.counter_id,
         "notes": receipt.notes,
     }
+
+
+LONGEST = 50_000
+"""Characters; a longer text stays as it is."""
+_LEADS_OUT = re.compile("https?://|mailto:", re.IGNORECASE)
+
+
+def answers_html(steps: Iterable[Step]) -> dict[str, str]:
+    """Return as HTML, by id, what the assistant says in these messages."""
+    texts = {step.id: step.content for step in steps if step.is_assistant_step()}
+    return {
+        step_id: as_html(text)
+        for step_id, text in texts.items()
+        if isinstance(text, str) and 0 < len(text) <= LONGEST
+    }
+
+
+def as_html(text: str) -> str:
+    """Return Markdown as HTML that may stand in the page.
+
+    HTML in a text is shown as text, and only what leads to another page or to a mail is a link:
+    images are links, and no style is written, which the page's content policy forbids.
+    """
+    parser = _parser()
+    tokens = parser.parse(text)
+    for token in tokens:
+        token.attrs.pop("style", None)
+        for part in token.children or ():
+            if part.type == "link_open":
+                part.attrs |= {"rel": "noopener noreferrer nofollow", "target": "_blank"}
+    return parser.renderer.render(tokens, parser.options, {})
+
+
+@lru_cache(maxsize=1)
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark", {"html": False})
+    parser.validateLink = lambda url: _LEADS_OUT.match(url) is not None
+    return parser.enable(["table", "strikethrough"]).disable("image")

@@ -37,12 +37,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, understood, unreachable
 from hybridagi_steps.stores.postgres.positions import locked_insert, locks_of_a_writer
-from hybridagi_steps.stores.postgres.schema import (
-    LONGEST_STATEMENT,
-    SCHEMA,
-    is_prepared,
-    migrate,
-)
+from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, is_prepared, migrate
 from hybridagi_steps.stores.postgres.spelling import (
     Raw,
     SpellingConnection,

@@ -85,13 +85,7 @@ _UNKNOWN: _Meaning = (StorageError, "could not be read or written")
 
 
 def translated(error: psycopg.Error, name: str, secrets: Sequence[str] = ()) -> StorageError:
-    """Return the error to raise instead of the driver's own; raise it `from` the original.
-
-    Args:
-        error: What the driver raised.
-        name: What to call the database.
-        secrets: Texts that must not be shown.
-    """
+    """Return the error to raise instead of the driver's own; raise it `from` the original."""
     code = error.sqlstate or ""
     kind, words = _MEANINGS.get(code) or _MEANINGS.get(code[:2]) or _without_code(error)
     return kind(f"{name} {words} ({_said(error, secrets)}).")

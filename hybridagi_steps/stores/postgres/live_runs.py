@@ -107,12 +107,7 @@ class LiveRun(NamedTuple):
 
 
 class LiveRuns:
-    """The runs in flight on all servers of a namespace, and this server among them.
-
-    Args:
-        conninfo: The address of the memory.
-        namespace: The memory's.
-    """
+    """The runs in flight on all servers of a namespace, and this server among them."""
 
     REQUESTS = "requests"
     """What is notified when a request was made."""
@@ -143,9 +138,6 @@ class LiveRuns:
         """Yield what is notified, at first an empty text; one connection for all that listen here.
 
         It ends at once where notifications do not come, as behind a pooler of transactions.
-
-        Raises:
-            StorageError: The connection was ended, or there is none.
         """
         own = self._own["holder"]
         try:

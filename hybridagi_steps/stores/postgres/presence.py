@@ -111,9 +111,6 @@ class Presence:
 
         A connection that the server ended is replaced. `%(doubts)s` is what `doubts` is when the
         statement is answered: it may be another one than when it was asked.
-
-        Raises:
-            StorageError: The database cannot be reached, or refuses it.
         """
         try:
             with self._lock:

@@ -36,10 +36,6 @@ def grant(address: str, role: str, rights: Rights | None, *, namespace: str = "d
         role: A role that is there.
         rights: What it may do; None binds it to this namespace no longer.
         namespace: Which steps.
-
-    Raises:
-        InvalidSettingError: No such role, or unknown rights.
-        MissingGrantError: Whoever asks does not own the tables.
     """
     rights = as_rights(rights or _NONE)
     address, namespace = placed(address, namespace)

@@ -245,9 +245,6 @@ def rewrite(
         name: What to call the database.
         seconds: How long readers may hold it up, and then each table.
         lent: Whether a pooler lends the connection: then nothing is set, and a wait is a long one.
-
-    Raises:
-        StorageBusyError: Somebody sees what was deleted, or uses a table, for longer.
     """
     _wait_for_readers(raw, name, seconds)
     if not lent:

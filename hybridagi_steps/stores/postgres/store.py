@@ -21,12 +21,7 @@ from psycopg.types.numeric import Int8
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.message import utc_now
-from hybridagi_steps.records.store_values import (
-    MESSAGE_ROWS,
-    BranchPosition,
-    Frontier,
-    Unsettled,
-)
+from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Frontier, Unsettled
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.checksums import session_checksum

@@ -15,12 +15,7 @@ import psycopg
 from psycopg import sql
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
-from hybridagi_steps.outside_files import (
-    RUN_COLUMNS,
-    QueuedRun,
-    Whose,
-    handed_out,
-)
+from hybridagi_steps.outside_files import RUN_COLUMNS, QueuedRun, Whose, handed_out
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, rewrite
@@ -188,11 +183,7 @@ def translated_from(error: psycopg.Error, conninfo: str) -> StorageError:
 
 
 def prepare(raw: Raw, conninfo: str) -> None:
-    """Create the schema where it is not; as its owner, isolate namespaces in it.
-
-    Raises:
-        ReadOnlyStorageError: That takes the right to create it, once.
-    """
+    """Create the schema where it is not; as its owner, isolate namespaces in it."""
     try:
         for tries_left in range(_TRIES, -1, -1):
             try:
@@ -262,10 +253,6 @@ def erase_work(conninfo: str, gone: Callable[[QueuedRun], bool], whose: Whose) -
         conninfo: The address of the database.
         gone: Whether a run is to go.
         whose: Of whom it is forgotten how often he asked; of others where that tells nothing.
-
-    Raises:
-        StorageError: The database cannot be reached, or not written.
-        StorageBusyError: Somebody reads it for so long that deleted rows cannot go.
     """
     try:
         with connected(conninfo) as raw:

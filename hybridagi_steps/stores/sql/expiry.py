@@ -30,6 +30,7 @@ from hybridagi_steps.stores.sql.branches import BranchTables
 from hybridagi_steps.stores.sql.message_filter import keys_of
 from hybridagi_steps.stores.sql.revocations import RevocationTables
 from hybridagi_steps.stores.sql.tables import (
+    SOME,
     Connection,
     many,
     remove_empty_runs,
@@ -40,37 +41,36 @@ from hybridagi_steps.stores.sql.tables import (
 _STANDING = (RULES, DENIALS, DETAILS)
 """Scopes of what is said to a user or about a session; it goes with its session alone."""
 _PAGE = 5_000
-_SOME = "IN (SELECT value FROM json_each(?))"
 # What a step belongs to: a session that is there, else its run, else itself. One on a branch that
 # only forks of a deleted session read belongs to '', which is no session.
 _HOMES = f"""SELECT coalesce(b.session_id, s.id), k.run_id, k.row FROM step_view k
     LEFT JOIN branch b ON b.id = k.branch_id
     LEFT JOIN session s ON s.namespace = k.namespace AND s.id = k.session_id
-    WHERE k.namespace = ? AND k.row {_SOME} AND NOT coalesce(k.scope, '') {_SOME}
+    WHERE k.namespace = ? AND k.row {SOME} AND NOT coalesce(k.scope, '') {SOME}
     ORDER BY k.row"""  # noqa: S608 - no value in it
 _SESSIONS_OF_MESSAGES = f"""SELECT DISTINCT b.session_id FROM message m
-    JOIN branch b ON b.id = m.branch_id WHERE m.namespace = ? AND m.row {_SOME}"""  # noqa: S608 - no value in it
-_OWNERS = f"SELECT id, user_id FROM session WHERE namespace = ? AND id {_SOME}"  # noqa: S608 - no value in it
+    JOIN branch b ON b.id = m.branch_id WHERE m.namespace = ? AND m.row {SOME}"""  # noqa: S608 - no value in it
+_OWNERS = f"SELECT id, user_id FROM session WHERE namespace = ? AND id {SOME}"  # noqa: S608 - no value in it
 _BRANCHES = f"""SELECT session_id, id, reason, created_at FROM branch
-    WHERE namespace = ? AND session_id {_SOME} ORDER BY id"""  # noqa: S608 - no value in it
+    WHERE namespace = ? AND session_id {SOME} ORDER BY id"""  # noqa: S608 - no value in it
 _MESSAGES = f"""SELECT branch_id, row, CAST(body AS BLOB) FROM message
-    WHERE branch_id {_SOME} ORDER BY branch_id, sequence"""  # noqa: S608 - no value in it
-_MESSAGE_ROWS = f"SELECT branch_id, row FROM message WHERE branch_id {_SOME}"  # noqa: S608 - no value in it
+    WHERE branch_id {SOME} ORDER BY branch_id, sequence"""  # noqa: S608 - no value in it
+_MESSAGE_ROWS = f"SELECT branch_id, row FROM message WHERE branch_id {SOME}"  # noqa: S608 - no value in it
 _COLUMNS = "k.row, k.created_at, k.user_id, k.run_id, k.scope"
 _ON_BRANCHES = f"""SELECT k.branch_id, {_COLUMNS} FROM agent_step s
     JOIN step_view k ON k.namespace = s.namespace AND k.row = s.row
-    WHERE s.namespace = ? AND s.branch_id {_SOME}"""  # noqa: S608 - no value in it
+    WHERE s.namespace = ? AND s.branch_id {SOME}"""  # noqa: S608 - no value in it
 _NAMING = f"""SELECT k.session_id, {_COLUMNS} FROM step_view k
-    WHERE k.namespace = ? AND k.branch_id IS NULL AND k.session_id {_SOME}"""  # noqa: S608 - no value in it
+    WHERE k.namespace = ? AND k.branch_id IS NULL AND k.session_id {SOME}"""  # noqa: S608 - no value in it
 _OF_RUNS = f"""SELECT k.run_id, {_COLUMNS} FROM step_view k
-    WHERE k.namespace = ? AND k.run_id {_SOME}"""  # noqa: S608 - no value in it
-_ALONE = f"SELECT k.row, {_COLUMNS} FROM step_view k WHERE k.namespace = ? AND k.row {_SOME}"  # noqa: S608 - no value in it
+    WHERE k.namespace = ? AND k.run_id {SOME}"""  # noqa: S608 - no value in it
+_ALONE = f"SELECT k.row, {_COLUMNS} FROM step_view k WHERE k.namespace = ? AND k.row {SOME}"  # noqa: S608 - no value in it
 _RUNS_IN_SESSIONS = f"""WITH named AS MATERIALIZED (SELECT k.run_id FROM step_view k
-        WHERE k.namespace = ? AND k.run_id {_SOME} AND (k.branch_id IS NOT NULL OR EXISTS (
+        WHERE k.namespace = ? AND k.run_id {SOME} AND (k.branch_id IS NOT NULL OR EXISTS (
             SELECT 1 FROM session s WHERE s.namespace = k.namespace AND s.id = k.session_id)))
     SELECT DISTINCT run_id FROM named"""  # noqa: S608 - no value in it
 _NEWER_RUNS = f"""WITH named AS MATERIALIZED (SELECT run_id, created_at FROM step_view
-        WHERE namespace = ? AND run_id {_SOME})
+        WHERE namespace = ? AND run_id {SOME})
     SELECT run_id FROM named GROUP BY run_id HAVING max(created_at) >= ?"""  # noqa: S608 - no value in it
 _PINNED_STEPS = StepFilter(metadata={PINNED: True}, scope=EVERY_SCOPE)
 
@@ -251,7 +251,7 @@ class RetentionTables(BranchTables, RevocationTables):
         self, connection: Connection, where: StepFilter, rows: list[int]
     ) -> set[int]:
         sql, values = self._condition(connection, where)
-        query = f"SELECT k.row FROM step_view k WHERE {sql} AND k.row {_SOME}"  # noqa: S608 - parts are ours, values are bound
+        query = f"SELECT k.row FROM step_view k WHERE {sql} AND k.row {SOME}"  # noqa: S608 - parts are ours, values are bound
         return {*self._column(connection, query, *values, many(rows))}
 
     def _waiting(self, connection: Connection, rows: list[int]) -> set[int]:

@@ -30,6 +30,7 @@ from hybridagi_steps.stores.sql.session_commits import SessionCommits
 from hybridagi_steps.stores.sql.tables import (
     DERIVED,
     OF_USER,
+    SOME,
     Connection,
     is_storable,
     many,
@@ -55,7 +56,6 @@ _RECORDED_SINCE = """WITH found AS MATERIALIZED (
     GROUP BY f.session_id ORDER BY max(f.row) DESC"""
 """CASE: of a condition PostgreSQL may conclude to ask the index by session, which has all rows."""
 _PAGE = " LIMIT ? OFFSET ?"
-_SOME = "IN (SELECT value FROM json_each(?))"
 _BY_NAME = ">= ''"
 """What every name is, and what makes SQLite ask the index of steps without messages."""
 _FEW_RECORDED = f"""SELECT count(*) < ? FROM (SELECT 1 FROM step_view
@@ -183,7 +183,7 @@ class SessionTables(SessionCommits):
     ) -> list[Any]:
         """Return what is known of a page of them, from the newest steps alone if they hold it."""
         key, page = self._namespace, (limit, offset)
-        query = _RECORDED.format(_SOME, OF_USER if whose else "TRUE")
+        query = _RECORDED.format(SOME, OF_USER if whose else "TRUE")
         if connection.execute(_FEW_RECORDED, (_FEW, key, _FEW)).fetchone()[0]:
             query = _RECORDED.format(_BY_NAME, OF_USER if whose else "TRUE")
             return connection.execute(query, (key, *whose, *page)).fetchall()

@@ -24,6 +24,7 @@ from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import (
     DERIVED,
     OF_USER,
+    SOME,
     Connection,
     Tables,
     is_storable,
@@ -68,7 +69,6 @@ _RUNS_IF = """WITH found AS MATERIALIZED (
     SELECT v.run_id FROM found v GROUP BY v.run_id HAVING {}
     ORDER BY min(v.row) DESC LIMIT ? OFFSET ?"""
 """MATERIALIZED, since SQLite asks the view by no index where it groups what it reads."""
-_SOME = "IN (SELECT value FROM json_each(?))"
 _OWN_HISTORY = "count(v.scope) < count(*)"
 _IN_SCOPE = "max(CASE WHEN v.scope = ? THEN 1 ELSE 0 END) = 1"
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
@@ -234,9 +234,9 @@ class StepReading(Tables):
         if where.user_id is not None:
             newest, whom = newest.replace("row >= ?", "row >= ? AND k.user_id = ?"), [where.user_id]
         # The + keeps SQLite from walking all earlier rows where an index has those of a run.
-        older = _RUNS_OF.format(f"k.namespace = ? AND +k.row < ? AND k.run_id {_SOME}")
-        of_these = _RUNS_OF.format(f"{some} AND k.run_id {_SOME}")
-        query, page = _RUNS_IF.format(_SOME, whose), (*values, limit, offset)
+        older = _RUNS_OF.format(f"k.namespace = ? AND +k.row < ? AND k.run_id {SOME}")
+        of_these = _RUNS_OF.format(f"{some} AND k.run_id {SOME}")
+        query, page = _RUNS_IF.format(SOME, whose), (*values, limit, offset)
         key, filters = self._namespace, where.conditions - {"scope"}
         by_index = {"run_id", "session_id"} & filters
         earlier = self._earlier_rows(connection, limit + offset, user=where.user_id)

@@ -29,6 +29,8 @@ ANYWHERE, DERIVED = "", "\x00derived"
 """What a writer alone may change while others write beside it, if it is no session: rows that are
 only its own; what is made of steps and kept beside them. No session has such a name."""
 
+SOME = "IN (SELECT value FROM json_each(?))"
+"""What a column is compared with to be one of several values."""
 OF_USER = "min(CASE WHEN v.user_id = ? THEN 1 ELSE 0 END) = 1"
 """Of steps `v` that are grouped: all are this user's."""
 _ROWS = "(SELECT row FROM step_view WHERE namespace = ? ORDER BY row {} LIMIT 1)"

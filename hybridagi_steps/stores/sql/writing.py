@@ -22,6 +22,7 @@ from hybridagi_steps.stores.sql.prompt_tables import PromptTables
 from hybridagi_steps.stores.sql.steps import READ_STEPS
 from hybridagi_steps.stores.sql.tables import (
     ANYWHERE,
+    SOME,
     Connection,
     is_storable,
     many,
@@ -41,12 +42,11 @@ INSERT_GIVEN = """INSERT INTO embedding
     VALUES (?, ?, ?, ?, 1, ?, ?, ?)"""
 _RESCORED = "UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = ?"
 """Followers that keep scores learn from it that they may be others since."""
-_SOME = "IN (SELECT value FROM json_each(?))"
 _CALLS = f"""SELECT s.id, k.run_id FROM step_view k JOIN agent_step s ON s.row = k.row
-    WHERE k.namespace = ? AND k.row {_SOME} AND k.step_type = 'ProgramCall'"""  # noqa: S608 - no value in it
+    WHERE k.namespace = ? AND k.row {SOME} AND k.step_type = 'ProgramCall'"""  # noqa: S608 - no value in it
 _ENDS = f"""SELECT k.row FROM step_view k
-    WHERE k.namespace = ? AND k.step_type = 'ProgramEnd' AND k.program_id {_SOME}"""  # noqa: S608 - no value in it
-_FORGET_VECTORS = f"DELETE FROM embedding WHERE given = 0 AND row {_SOME}"  # noqa: S608 - no value in it
+    WHERE k.namespace = ? AND k.step_type = 'ProgramEnd' AND k.program_id {SOME}"""  # noqa: S608 - no value in it
+_FORGET_VECTORS = f"DELETE FROM embedding WHERE given = 0 AND row {SOME}"  # noqa: S608 - no value in it
 _VECTORS_FROM = """UPDATE namespace SET vectors_through =
     CASE WHEN vectors_through > :row THEN :row ELSE vectors_through END WHERE id = :namespace"""
 _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
@@ -188,7 +188,7 @@ class StepWriting(PromptTables):
             return set()
         asked = (self._namespace, many([name for name, _ in calls]))
         runs = many(sorted({run for _, run in calls if run is not None}))
-        ends = {*self._column(connection, f"{_ENDS} AND k.run_id {_SOME}", *asked, runs)}
+        ends = {*self._column(connection, f"{_ENDS} AND k.run_id {SOME}", *asked, runs)}
         if any(run is None for _, run in calls):  # no index has these
             ends.update(self._column(connection, f"{_ENDS} AND k.run_id IS NULL", *asked))
         return ends - {*rows}

@@ -76,9 +76,6 @@ def rows_of_pages(path: Path, namespace: str, damaged: Callable[[str], None]) ->
         path: The file; nobody should write it meanwhile.
         namespace: What the namespace is called whose name is lost, if that is the only one.
         damaged: Told of names that are lost.
-
-    Raises:
-        StorageError: No page holds a row of a memory.
     """
     database = InMemoryDatabase("normal", DEFAULT_TIMEOUT_SECONDS, UNLINKED_FILE)
     with database.writing() as connection:

@@ -199,9 +199,5 @@ class SqliteStepStore(SqliteAdmin, CopyTables):
 
 
 def salvage_pages(path: Path, namespace: str, damaged: Damaged) -> Salvaged:
-    """Return what is whole on the pages of a file that SQLite does not open.
-
-    Raises:
-        StorageError: No page holds a step or a message.
-    """
+    """Return what is whole on the pages of a file that SQLite does not open."""
     return SqliteAdmin(rows_of_pages(path, namespace, damaged), namespace).salvage(damaged)

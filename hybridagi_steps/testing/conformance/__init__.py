@@ -26,10 +26,7 @@ from hybridagi_steps.testing.conformance.message_contract import (  # noqa: E402
 )
 from hybridagi_steps.testing.conformance.owner_contract import OwnerContract  # noqa: E402
 from hybridagi_steps.testing.conformance.session_contract import SessionContract  # noqa: E402
-from hybridagi_steps.testing.conformance.steps_contract import (  # noqa: E402
-    RunContract,
-    StepsContract,
-)
+from hybridagi_steps.testing.conformance.steps_contract import RunContract, StepsContract  # noqa: E402
 
 __all__ = [
     "AdminContract",

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridagi_steps.errors import (
-    MemoryClosedError,
-)
+from hybridagi_steps.errors import MemoryClosedError
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, save_pending, step, text
 

@@ -14,15 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tantivy import (
-    Document,
-    Index,
-    Occur,
-    Query,
-    SchemaBuilder,
-    TextAnalyzerBuilder,
-    Tokenizer,
-)
+from tantivy import Document, Index, Occur, Query, SchemaBuilder, TextAnalyzerBuilder, Tokenizer
 
 from tests.benchmarks.peers import WordDocument
 
