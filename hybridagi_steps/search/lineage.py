@@ -13,7 +13,13 @@ from hybridagi_steps.messages.message_steps import around
 from hybridagi_steps.protocols import MessageIndex, StepStore
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import ABANDONED, REVOKED, SEVERAL_USERS, UNREVOKED
+from hybridagi_steps.records.store_values import (
+    ABANDONED,
+    REVOKED,
+    SEVERAL_USERS,
+    UNREVOKED,
+    Rows,
+)
 
 Expand = Literal["parents", "following", "program"]
 """What a hit may bring along."""
@@ -25,6 +31,8 @@ _FOLLOWERS_SEEN = 1_000
 
 Shown = Callable[[AgentStep], bool]
 """Whether a step may be shown."""
+RowsOf = Callable[[StepFilter], Rows]
+"""Returns the rows that match, ascending."""
 
 
 class HiddenIds(NamedTuple):
@@ -88,6 +96,7 @@ def enclosing_program(
     store: StepStore,
     step: AgentStep,
     where: StepFilter,
+    rows_of: RowsOf,
     limit: int = PROGRAM_STEPS,
     shown: Shown = _anything,
 ) -> list[AgentStep]:
@@ -99,6 +108,7 @@ def enclosing_program(
         store: Where they stand.
         step: The step.
         where: Whose steps, and of which scope.
+        rows_of: Finds those in a program: a store may have to look at all steps for that.
         limit: Most steps.
         shown: Whether the call may be shown.
     """
@@ -109,7 +119,9 @@ def enclosing_program(
         if step.run_id is None:
             return []
         return store.find(where.model_copy(update={"run_id": step.run_id}), limit=limit)
-    inside = store.find(where.model_copy(update={"program_id": call_id}), limit=limit)
+    rows = rows_of(where.model_copy(update={"program_id": call_id}))[:limit].tolist()
+    steps = store.read(rows)
+    inside = [steps[row] for row in rows if row in steps]
     return [*filter(shown, store.get([call_id])), *inside][:limit]
 
 
@@ -118,6 +130,7 @@ def context_of(
     step: AgentStep,
     expand: Expand,
     where: StepFilter,
+    rows_of: RowsOf,
     hidden: HiddenIds = NOTHING_HIDDEN,
 ) -> list[AgentStep]:
     """Return what `expand` asks for around a step: of the filter's users and scope alone.
@@ -127,6 +140,7 @@ def context_of(
         step: The step.
         expand: What to bring.
         where: The filter the step was found with; its other conditions do not count here.
+        rows_of: As of `enclosing_program`.
         hidden: What is left out.
     """
     around, own = StepFilter(user_id=where.user_id, scope=where.scope), _of_whom(where)
@@ -138,7 +152,7 @@ def context_of(
         return ancestors(store, id_text(step.id), PROGRAM_STEPS, shown)
     if expand == "following":
         return following(store, id_text(step.id), shown=shown)
-    return [*filter(own, enclosing_program(store, step, around, shown=shown))]
+    return [*filter(own, enclosing_program(store, step, around, rows_of, shown=shown))]
 
 
 _LINE_SEEN = 100

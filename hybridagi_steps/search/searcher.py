@@ -473,11 +473,12 @@ class Searcher:
             text = found["purpose"]
         else:
             return None
+        asked = id_text(item.id) if isinstance(item, AgentStep) else item
         rows = with_text(text_hash(text)).tolist()
         for start in range(0, len(rows), _READ_AT_ONCE):
             steps = self._store.read(rows[start : start + _READ_AT_ONCE])
             for row, step in steps.items():
-                if _is(item, step):
+                if asked == (id_text(step.id) if isinstance(item, AgentStep) else str(step)):
                     return row
         return None
 
@@ -526,11 +527,16 @@ class Searcher:
 
         def around(row: int, step: AgentStep, place: MessagePlace | None) -> list[AgentStep]:
             if place is None:
-                return context_of(self._store, step, expand, where, known)
+                return context_of(self._store, step, expand, where, self._rows_of, known)
             index = cast("MessageIndex", self._store)
             return context_of_message(index, row, place.session_id, expand, where, revoked)
 
         return around
+
+    def _rows_of(self, where: StepFilter) -> Rows:
+        """Return the rows that match, by columns; the store may have to look at all steps."""
+        with self._indexed():
+            return (self._database or self._index).filters.rows(where)
 
     def _places(
         self, rows: list[int], session_id: str | None, user_id: str | None
@@ -539,12 +545,6 @@ class Searcher:
         if not rows or not isinstance(self._store, MessageIndex):
             return {}
         return self._store.message_places(rows, session_id, user_id)
-
-
-def _is(item: str | AgentStep, step: AgentStep) -> bool:
-    if isinstance(item, AgentStep):
-        return id_text(step.id) == id_text(item.id)
-    return str(step) == item
 
 
 def _checked(

@@ -56,13 +56,21 @@ CODE_BATCH = 2_048
 FETCH = 160
 """Candidates fetched first; at least `FETCH_PER_RESULT` per result wanted. With 80 more searches
 need a second look, with 320 the first takes longer; both are slower at 10,000 and 100,000 rows."""
-FETCH_PER_RESULT, WIDER, NEAR_SHARE = 4, 2, 2
+FETCH_PER_RESULT, WIDER, NEAR_SHARE = 8, 2, 2
 """When those at hand do not settle it, `WIDER` times as many are fetched; they do if the best k
 stand among one in `NEAR_SHARE` of them. With 10, 3 and 4 more than twice as many vectors are looked
 at, each that no search of the process has looked at yet is read from the file, and a fraction of a
-thousandth more of the best 50 found; `benchmarks search` prints recall@50."""
-LARGEST_FETCH = 0.1
-"""Share of the rows searched from which fetching candidates takes longer than scoring all."""
+thousandth more of the best 50 found; `benchmarks search` prints recall@50. The best 50 of 100,000
+steps of real words took 2.4 fetches with 4 per result, 1.6 with 8, for vectors 3 % more."""
+LISTS_FETCH_PER_RESULT = 16
+"""The same where codes are cut into lists: scanning them takes as long for 500 as for 5,000
+candidates, so a second fetch costs as much as the first."""
+LARGEST_FETCH, NARROW_FETCH = 0.1, 0.1
+"""Share of the rows searched from which fetching candidates takes longer than scoring all; and from
+which the first `FETCH` of them do, which makes a filter narrow."""
+LISTS_LARGEST_FETCH = 0.5
+"""The same of codes in lists, whose scan takes 6 ms for 500 and 10 for 40,000 of a million rows,
+where scoring a tenth of them takes 8 ms, and 300 if their vectors are still in the file."""
 COMPACT_SHARE = 0.1
 """Share of dead positions from which they are dropped, and of dead codes, from which all are made
 anew."""
@@ -248,7 +256,7 @@ class FaissIndex:
 
     def _scope(self, rows: Rows | None) -> Scope:
         # Of fewer rows than this the codes would have to name more than are worth fetching.
-        fetched = isqrt(int(FETCH * self._store.count / LARGEST_FETCH))
+        fetched = isqrt(int(FETCH * self._store.count / NARROW_FETCH))
         narrow = max(self._exact_rows, fetched)
         return self._scopes.of(rows, narrow, gather=self._codes is None)
 
@@ -260,8 +268,10 @@ class FaissIndex:
             return self._exact(query, k, scope)
         fresh = self._fresh(query, codes.count, scope.allowed)
         thinness = max(codes.total, self._store.count) / scope.size
-        fetch = int(max(FETCH, FETCH_PER_RESULT * k) * thinness)
-        while fetch <= LARGEST_FETCH * scope.size:
+        per_result = LISTS_FETCH_PER_RESULT if codes.lists else FETCH_PER_RESULT
+        largest = LISTS_LARGEST_FETCH if codes.lists else LARGEST_FETCH
+        fetch = int(max(FETCH, per_result * k) * thinness)
+        while fetch <= largest * scope.size:
             candidates = scope.among(codes.nearest(query, fetch, thinness))
             scores = self._products(query, candidates)
             end = len(candidates) // NEAR_SHARE

@@ -112,6 +112,43 @@ class TestWhy:
 class TestExpand:
     """`search(expand=…)`."""
 
+    def test_the_steps_of_a_program_are_found_without_a_look_at_all_steps(
+        self, memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A store has no index of programs: each hit took a scan of the whole memory."""
+        steps: list[AgentStep] = []
+        for run in range(6):
+            call = AgentStep(
+                id=f"call{run}",
+                step_type=AgentStepType.ProgramCall,
+                inputs={"program": "desk"},
+                run_id=f"run{run}",
+            )
+            within = {"run_id": f"run{run}", "program_id": f"call{run}"}
+            steps.append(call)
+            steps += [action(f"{run}-{n}", f"errand {n}", **within) for n in range(4)]
+        steps.append(action("elsewhere", "errand of a colleague", program_id="call2"))
+        steps.append(action("of Ann", "errand of Ann", program_id="call2", user_id="ann"))
+        steps.append(action("trial", "errand tried", program_id="call2", scope="evaluate:x"))
+        memory.add(steps)
+        memory.search("errand", where={"program_id": "call5"})  # as that filter leaves it
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("asked the store for steps of a filter")
+
+        store = memory.searcher._store  # pyright: ignore[reportPrivateUsage]
+        for name in ("find", "rows"):
+            monkeypatch.setattr(store, name, refuse)
+        found = context(memory, "errand of a colleague", "program")
+        assert found == ["call2", "2-0", "2-1", "2-2", "2-3", "elsewhere", "of Ann"]
+        memory.delete("2-1")
+        memory.add(action("later", "errand later", program_id="call2"))
+        found = context(memory, "errand of a colleague", "program")
+        assert found == ["call2", "2-0", "2-2", "2-3", "elsewhere", "of Ann", "later"]
+        assert context(memory, "errand of Ann", "program", user_id="ann") == ["of Ann"]
+        tried = context(memory, "errand tried", "program", scope="evaluate:x")
+        assert tried == ["trial"]
+
     @pytest.fixture(params=[{"user_id": "bob"}, {"scope": "evaluate:x"}], ids=["user", "scope"])
     def other(self, request: pytest.FixtureRequest) -> dict[str, Any]:
         return request.param

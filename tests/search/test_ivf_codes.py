@@ -15,11 +15,12 @@ import pytest
 
 from hybridagi_steps.embedders.vectors import shortened
 from hybridagi_steps.errors import DamagedFileError
-from hybridagi_steps.records.store_values import FloatMatrix, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search import quantized_codes as scan_codes
 from hybridagi_steps.search import vector_index as faiss_index
 from hybridagi_steps.search.quantized_codes import ScanCodes
 from hybridagi_steps.search.vector_index import FaissIndex
+from hybridagi_steps.search.vector_rows import Positions, VectorStore
 
 D = 32
 COUNT = 6_000
@@ -364,3 +365,35 @@ def test_what_is_removed_is_in_no_array_that_is_saved(
         np.testing.assert_array_equal(found.rows, before.rows)
         np.testing.assert_array_equal(found.scores, before.scores)
         gone = np.append(gone, [100 + again])
+
+
+def test_a_wide_filter_is_settled_by_one_scan_of_codes_and_not_by_all_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a file each vector of the filter would be read by the first search that scans it."""
+    vectors = clustered(COUNT)
+    index = built(vectors)
+    chosen = np.sort(np.random.default_rng(2).choice(COUNT, COUNT // 4, replace=False))
+    monkeypatch.setattr(faiss_index, "FETCH", 20)
+    scans, looked_at = list[int](), list[int]()
+    nearest, read = ScanCodes.nearest, VectorStore.read
+
+    def counted(codes: ScanCodes, query: FloatVector, limit: int, wideness: float) -> Positions:
+        scans.append(limit)
+        return nearest(codes, query, limit, wideness)
+
+    def reading(store: VectorStore, positions: Positions | slice) -> FloatMatrix:
+        looked_at.append(COUNT if isinstance(positions, slice) else len(positions))
+        return read(store, positions)
+
+    monkeypatch.setattr(ScanCodes, "nearest", counted)
+    monkeypatch.setattr(VectorStore, "read", reading)
+    queries = clustered(30, seed=1)
+    for rows, least in ((chosen, 0.98), (None, 0.98)):
+        found = index.search(queries, 6, rows=rows)
+        within = np.arange(COUNT) if rows is None else rows
+        kth = np.sort(vectors[within] @ queries.T, axis=0)[-6]
+        hits = [each.scores >= worst - 2e-6 for each, worst in zip(found, kth, strict=True)]
+        assert np.mean(hits) >= least
+    assert len(scans) <= 1.2 * 2 * len(queries)
+    assert max(looked_at) < len(chosen) // 2
