@@ -27,7 +27,9 @@ from hybridagi_steps.messages.units import (
     SYNTHETIC,
     THINKING,
     Conversation,
+    Costs,
     Unit,
+    Units,
     message_units,
 )
 from hybridagi_steps.protocols import MessageTokenStore
@@ -98,12 +100,14 @@ class Source:
         """Return the messages in units."""
         return self.conversation or message_units(self.messages)
 
-    def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[tuple[int, ...]]:
+    def tokens(self, units: Units, counter: MessageCounter) -> Costs:
         """Return the tokens of each message of each unit, in either provider's form.
 
         A unit that was counted is not looked at again, and of the others only what is new counted.
         """
         counter_id = counter.counter.counter_id
+        if units.costs is not None and units.costs[0] == counter_id:
+            return units.costs[1]
         uncounted = [u for u in units if u.costs is None or u.costs[0] != counter_id]
         asked = [self._asked(unit, counter_id) for unit in uncounted]
         self._look_up(chain.from_iterable(asked))
@@ -116,7 +120,9 @@ class Source:
         if self.token_store is not None:
             for kept_as, counts in fresh.items():
                 _keep(self.token_store, counts, kept_as)
-        return [unit.costs[1] for unit in units if unit.costs is not None]
+        costs = Costs(unit.costs[1] for unit in units if unit.costs is not None)
+        units.costs = counter_id, costs
+        return costs
 
     def _asked(self, unit: Unit, counter_id: str) -> list[tuple[str, str]]:
         """Return under which ids the counts of a unit's messages are kept, and their own ids.
