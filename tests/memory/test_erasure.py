@@ -316,6 +316,31 @@ def test_what_is_overwritten_leaves_copies_that_a_vacuum_drops(tmp_path: Path) -
     assert [number for number in left if f"said{number}x7f3".encode() in held] == []
 
 
+def test_a_damaged_index_keeps_nothing_that_was_deleted(tmp_path: Path) -> None:
+    """Writing a file anew copies an index as it is, with what it lists and no row has."""
+    path = tmp_path / "steps.db"
+    bobs = step("bob").model_copy(update={"run_id": BOB})
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add([step("ann"), bobs])
+        memory.flush()
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("PRAGMA writable_schema = ON")
+        found = "FROM sqlite_master WHERE name = 'step_key_run'"
+        index = database.execute(f"SELECT * {found}").fetchone()
+        database.execute(f"DELETE {found}")
+        database.execute("PRAGMA writable_schema = RESET")
+        database.execute("DELETE FROM step_key WHERE run_id = ?", (BOB,))
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.delete(str(bobs.id))
+    assert BOB.encode() in everything(tmp_path)
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.vacuum()
+        assert memory.verify() == []
+    assert BOB.encode() not in everything(tmp_path)
+
+
 def test_a_lock_follows_the_permissions_of_its_database(tmp_path: Path) -> None:
     path, lock = tmp_path / "steps.db", tmp_path / "steps.db.lock"
     with StepMemory(path, embedder="hashing") as memory:
