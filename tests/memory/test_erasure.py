@@ -296,7 +296,7 @@ def test_what_is_overwritten_leaves_copies_that_a_vacuum_drops(tmp_path: Path) -
         made = step(None).model_copy(update={"id": UUID(int=number + 1, version=4)})
         return made.model_copy(update={"inputs": said, "outputs": {"result": "y" * length}})
 
-    left: list[int] = []
+    path, left = tmp_path, list[int]()
     for batch in map(str, range(40)):
         (tmp_path / batch).mkdir()
         path = tmp_path / batch / "steps.db"
