@@ -304,7 +304,7 @@ class LexicalIndex:
             for some in (short, *([n] for n in places if n not in short)):
                 if not some:
                     continue
-                of, posting = part.joined(some)
+                of, posting = _as_one(part, some)
                 groups = group_of[posting.positions]
                 held = (groups >= 0) & (posting.counts > 0)
                 yield known[of[held]], groups[held], posting.counts[held]
@@ -520,11 +520,14 @@ class Match:
         left = [*np.cumsum(most[::-1])[::-1].tolist(), 0.0]
         lengths = self._index.lengths(found.block)
         sums = BlockSums(len(lengths), passing)
-        size = found.size()
+        size = sum(len(posting.positions) for posting in found.postings)
         if left[0] < best.least or sums.nothing_passes or not size:
             return
         if size <= FEW_PLACES:
-            found.add_to(sums.values, self._weights, lengths, self._average)
+            # To the last bit what one after the other would add.
+            of, every = _as_one(found, range(len(found.postings)))
+            scores = every.scores(slice(None), self._weights[of], lengths, self._average)
+            np.add.at(sums.values, every.positions.astype(np.intp), scores)
             best.take_in(found.block.start, sums)
             return
         for number, (posting, weight) in enumerate(zip(found.postings, self._weights, strict=True)):
@@ -540,6 +543,14 @@ class Match:
             few = wanted is not None and size > LOOK_UP * len(wanted)
             posting.add_to(sums.values, weight, lengths, self._average, wanted if few else None)
         best.take_in(found.block.start, sums)
+
+
+def _as_one(found: Found, places: Sequence[int]) -> tuple[npt.NDArray[np.intp], Posting]:
+    """Return the postings of some terms as one, and before it the term of each of its documents."""
+    some = [found.postings[place] for place in places]
+    of = np.repeat(np.array(places, np.intp), [len(each.positions) for each in some])
+    positions = np.concatenate([each.positions for each in some])
+    return of, Posting(positions, np.concatenate([each.counts for each in some]))
 
 
 def _line(document: Document) -> str:

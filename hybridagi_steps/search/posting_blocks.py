@@ -111,28 +111,6 @@ class Found(NamedTuple):
     most: npt.NDArray[np.float64]
     """The most that a document can have of each term, at a weight of 1."""
 
-    def size(self) -> int:
-        """Return how many places there are of all terms."""
-        return sum(len(posting.positions) for posting in self.postings)
-
-    def joined(self, places: Sequence[int]) -> tuple[npt.NDArray[np.intp], Posting]:
-        """Return the postings of some terms as one, and before it the term of each place.
-
-        Most lists are short: asking numpy once for all takes a tenth of asking it for each.
-        """
-        some = [self.postings[place] for place in places]
-        of = np.repeat(np.array(places, np.intp), [len(each.positions) for each in some])
-        positions = np.concatenate([each.positions for each in some])
-        return of, Posting(positions, np.concatenate([each.counts for each in some]))
-
-    def add_to(
-        self, sums: Sums, weights: npt.NDArray[np.float64], lengths: Lengths, average: float
-    ) -> None:
-        """Add what all terms say to the sums, to the last bit as one after the other would."""
-        of, posting = self.joined(range(len(self.postings)))
-        scores = posting.scores(slice(None), weights[of], lengths, average)
-        np.add.at(sums, posting.positions.astype(np.intp), scores)
-
 
 class Lists(NamedTuple):
     """Of some terms, their places among those of a block, and where their lists begin and end."""
