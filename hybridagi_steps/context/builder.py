@@ -49,7 +49,7 @@ from hybridagi_steps.messages.provider_out import (
     media_notes,
     openai_messages,
 )
-from hybridagi_steps.messages.units import Unit
+from hybridagi_steps.messages.units import Costs, Unit, Units
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep
@@ -302,25 +302,25 @@ class ContextBuilder:
 
     def _measured(
         self, source: Source, system_prompt: str | None
-    ) -> tuple[str | None, list[Unit], dict[str, str], Sequence[Sequence[int]], int]:
+    ) -> tuple[str | None, Units, dict[str, str], Costs, int]:
         """Return the prompt, units, what summaries stand for, tokens, and how many are left."""
         system, known = source.in_units()
         system = system if system_prompt is None else system_prompt
         units, standing = replaced(known)
-        costs: Sequence[Sequence[int]] = source.tokens(units, self._count)
+        costs = source.tokens(units, self._count)
         if self.message_times:
-            costs = [self._timed_costs(*each) for each in zip(units, costs, strict=True)]
+            costs = Costs(self._timed_costs(*each) for each in zip(units, costs, strict=True))
         needed = least_tokens(self._count, system, units[-1], sum(costs[-1]))
         if needed > self.budget:
             raise ContextBudgetError(needed, self.budget)
         return system, units, standing, costs, self.budget - needed
 
-    def _timed_costs(self, unit: Unit, costs: Sequence[int]) -> list[int]:
+    def _timed_costs(self, unit: Unit, costs: Sequence[int]) -> tuple[int, ...]:
         pairs = ((said, timed(said)) for said in unit.messages)
-        return [
+        return tuple(
             cost if shown is said else tokens_of(shown, self._count)
             for (said, shown), cost in zip(pairs, costs, strict=True)
-        ]
+        )
 
     def _messages(self, layout: Layout, source: Source) -> list[Step]:
         messages = layout.messages(source.session_id)
@@ -328,8 +328,8 @@ class ContextBuilder:
 
     def _laid_out(
         self,
-        units: Sequence[Unit],
-        costs: Sequence[Sequence[int]],
+        units: Units,
+        costs: Costs,
         room: int,
         query: str | None,
         source: Source,
@@ -350,7 +350,7 @@ class ContextBuilder:
             return self._planned(units, costs, room)
         return layout
 
-    def _planned(self, units: Sequence[Unit], costs: Sequence[Sequence[int]], room: int) -> Layout:
+    def _planned(self, units: Units, costs: Costs, room: int) -> Layout:
         share = (self.k != 0) * _RECALL_SHARE
         history = int((1 - share) * self.budget) if self.layout == "cached" else None
         return planned(units, costs, room, self.recent, self._count, history)

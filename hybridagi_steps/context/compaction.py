@@ -14,7 +14,7 @@ from typing import Any
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.fences import fenced
-from hybridagi_steps.messages.units import Unit, message_units, unit_text
+from hybridagi_steps.messages.units import Unit, Units, message_units, unit_text
 from hybridagi_steps.records.excerpts import extractive_summary
 from hybridagi_steps.records.json_reading import as_list
 from hybridagi_steps.records.message import SUMMARY_OF, MessageRole, Step
@@ -82,14 +82,14 @@ def summarised(message: Step) -> list[str]:
     return [str(step_id) for step_id in as_list((message.metadata or {}).get(SUMMARY_OF))]
 
 
-def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:
+def replaced(units: Units) -> tuple[Units, dict[str, str]]:
     """Return units with the summaries among them in the place of what they stand for.
 
     Returns:
         The units; and for each message that is not shown the summary that stands for it.
     """
-    if not any(unit.summary for unit in units):
-        return list(units), {}
+    if not units.summaries:
+        return units, {}
     standing: dict[str, str] = {}
     summaries: dict[str, Unit] = {}
     seen: set[str] = set()
@@ -109,7 +109,7 @@ def replaced(units: Sequence[Unit]) -> tuple[list[Unit], dict[str, str]]:
             shown.append(summaries.get(top, unit))
         if top in summaries:
             placed.add(top)
-    return shown, standing
+    return Units(shown), standing
 
 
 def _summary_text(summarise: Summarise, text: str) -> str:

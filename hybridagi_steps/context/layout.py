@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Literal, get_args
 
 from hybridagi_steps.context.compaction import summarised
@@ -17,7 +18,7 @@ from hybridagi_steps.context.receipt import Receipt, ReceiptEntry, add_entry
 from hybridagi_steps.context.sources import Source
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.messages.provider_out import OPENING
-from hybridagi_steps.messages.units import SYNTHETIC, Unit, flat
+from hybridagi_steps.messages.units import SYNTHETIC, Costs, Unit, Units, flat
 from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.search.formulas import Aim
 from hybridagi_steps.token_counters import MessageCounter
@@ -89,8 +90,12 @@ class Layout:
     def hidden(self) -> list[Unit]:
         """The units that are not shown as they are, in order."""
         if not self._hidden and self.start:
-            front = set(self.front)
-            self._hidden = [self.units[n] for n in range(self.start) if n not in front]
+            ends = [*(n for n in self.front if n < self.start), self.start]
+            self._hidden = [
+                unit
+                for before, end in pairwise((-1, *ends))
+                for unit in self.units[before + 1 : end]
+            ]
         return self._hidden
 
     @property
@@ -178,8 +183,8 @@ def least_tokens(
 
 
 def planned(
-    units: Sequence[Unit],
-    costs: Sequence[Sequence[int]],
+    units: Units,
+    costs: Costs,
     room: int,
     recent: int | None,
     counter: MessageCounter,
@@ -196,11 +201,11 @@ def planned(
         history: Tokens of a tail that is to grow for long and then lose its older half, the newest
             unit included; None for one of `recent` units.
     """
-    tokens = [sum(row) for row in costs]
+    tokens = costs.totals
     newest, opening_tokens = len(units) - 1, counter.message(OPENING_MESSAGE)
     if not units[newest].begins_with_user():
         room += opening_tokens  # counted already, and may be needed for something better
-    summaries = [n for n, unit in enumerate(units[:newest]) if unit.summary]
+    summaries = [n for n in units.summaries if n < newest]
     pinned = sum(tokens[n] for n in summaries)
     if pinned > room // 2:
         summaries, pinned = [], 0

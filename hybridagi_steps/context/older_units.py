@@ -72,11 +72,13 @@ class OlderUnits:
         self._located: set[str] = set()
         self._unlocated: list[str] = []
 
-    def hold(self, units: Sequence[Unit]) -> None:
+    def hold(self, units: list[Unit]) -> None:
         """Hold these units and no others.
 
         Complexity: linear in the words of what is new or gone; what stays is only compared.
         """
+        if units == self._held:
+            return
         # Nearly all stay where they are: what is equal at the beginning is not looked at.
         moved = map(is_not, self._held, units)
         same = next(
@@ -95,7 +97,7 @@ class OlderUnits:
         for unit in gone:
             del self._units[unit.place]
         self._units.update((unit.place, unit) for unit in new)
-        self._held = [*units]
+        self._held = units
 
     def locate(self, store: StoreBackend, others: Iterable[Unit]) -> None:
         """Learn in which rows of a store the messages of these units and of others stand."""
@@ -155,7 +157,7 @@ class OlderUnits:
 
 
 @contextmanager
-def lent(kept: list[object], units: Sequence[Unit]) -> Generator[OlderUnits]:
+def lent(kept: list[object], units: list[Unit]) -> Generator[OlderUnits]:
     """Give an index that holds some units: the one that is kept there, if nobody has it."""
     try:
         index = kept.pop()

@@ -63,6 +63,7 @@ class Recalled:
     """What it costs; 0 as long as it does not fit."""
     whole_tokens: int = 0
     """What it costs uncut."""
+    _head: str = field(default="", repr=False)
 
     @property
     def cut(self) -> bool:
@@ -92,7 +93,9 @@ class Recalled:
 
     def head(self) -> str:
         """Return the mark that begins a group of neighbours: their day, and whence they come."""
-        return opening(f"run {in_utc(self.made):%Y-%m-%d}", origin=self.origin)
+        if not self._head:
+            self._head = opening(f"run {in_utc(self.made):%Y-%m-%d}", origin=self.origin)
+        return self._head
 
 
 @dataclass(slots=True)

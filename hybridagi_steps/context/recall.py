@@ -68,10 +68,11 @@ def _is_said(unit: Unit) -> bool:
     return not (unit.messages[0].metadata or {}).get(SYNTHETIC)
 
 
-class _Hit(NamedTuple):
-    """What a search of the memory found, and the answer that it gives as others may."""
+class Candidate(NamedTuple):
+    """What may be recalled, made only if its turn comes, and the answer it gives as others may."""
 
-    recalled: Recalled
+    step_id: str
+    made: Callable[[], Recalled]
     answer: str | None = None
 
 
@@ -108,7 +109,7 @@ class Search:
 
     def hits(
         self, query: str, k: int, older: OlderUnits, line: Sequence[Step]
-    ) -> tuple[list[Recalled], bool]:
+    ) -> tuple[list[Candidate], bool]:
         """Return steps of the memory that are not shown, best first, and whether there are more.
 
         What the session itself said is at hand: nothing of it is read.
@@ -117,7 +118,7 @@ class Search:
             return [], False
         wanted = k + min(len(self.shown_ids), _OVERFETCH)
         while True:
-            rows, others, new = self._ranked(self.memory, query, wanted), 0, list[_Hit]()
+            rows, others, new = self._ranked(self.memory, query, wanted), 0, list[Candidate]()
             read = self._read(self.memory, rows, older)
             for row in rows:
                 found = read.get(row.row)
@@ -126,7 +127,7 @@ class Search:
                     unit = older.showing(message_id)
                     if unit and message_id not in self.shown_ids:
                         why = partial(_why_own, row, line, unit, message_id)
-                        new.append(_Hit(recalled_unit(unit, why)))
+                        new.append(of_unit(unit, why))
                 elif self._is_anothers(found, line):
                     others += 1
                 elif id_text(found.step.id) not in self.shown_ids:
@@ -159,15 +160,14 @@ class Search:
             self._said = {message.id for message in line}
         return found.place is None or id_text(found.step.id) not in self._said
 
-    def _hit(self, found: Found, older: OlderUnits) -> _Hit:
-        why = partial(_why, found)
-        if unit := older.showing(id_text(found.step.id)):
-            recalled = recalled_unit(unit, why)
-        else:
-            # Where only nobody's steps may be told, one that names a user is the session's own.
-            user_id = found.step.user_id if self.of_nobody else self.where.user_id
-            recalled = _recalled_hit(found, why, user_id)
-        return _Hit(recalled, given_answer(found.step) if found.place is None else None)
+    def _hit(self, found: Found, older: OlderUnits) -> Candidate:
+        why, step_id = partial(_why, found), id_text(found.step.id)
+        answer = given_answer(found.step) if found.place is None else None
+        if unit := older.showing(step_id):
+            return of_unit(unit, why)._replace(answer=answer)
+        # Where only nobody's steps may be told, one that names a user is the session's own.
+        user_id = found.step.user_id if self.of_nobody else self.where.user_id
+        return Candidate(step_id, partial(_recalled_hit, found, why, user_id), answer)
 
     def _ranked(self, memory: StepMemory, query: str, k: int) -> list[RankedRow]:
         asked, aim = self._asked(query)
@@ -205,8 +205,10 @@ class Search:
 
 def found(
     query: str, k: int, older: OlderUnits, search: Search, line: Sequence[Step]
-) -> tuple[list[Recalled], bool]:
+) -> tuple[Iterator[Recalled], bool]:
     """Return up to k older steps that matter most for a query, and whether there are more.
+
+    Twice as many are compared as the budget takes: each is made when it is asked for.
 
     Args:
         query: What is being done now.
@@ -216,31 +218,37 @@ def found(
         line: The session's messages.
     """
     if not query.strip() or k < 1:
-        return [], False
-    ranked: dict[str, tuple[float, Recalled]] = {}
+        return iter(()), False
+    scores: dict[str, float] = {}
+    makers: dict[str, Callable[[], Recalled]] = {}
 
-    def rank(steps: Iterable[Recalled]) -> None:
+    def rank(steps: Iterable[Candidate]) -> None:
         for place, step in enumerate(steps):
-            known = ranked.get(step.id, (0.0, step))
-            ranked[step.id] = (known[0] + 1 / (_RANK_OFFSET + place), known[1])
+            makers.setdefault(step.step_id, step.made)
+            scores[step.step_id] = scores.get(step.step_id, 0.0) + 1 / (_RANK_OFFSET + place)
 
-    rank(recalled_unit(unit, _SHARES_WORDS) for unit in older.by_words(query, 2 * k))
+    rank(of_unit(unit, _SHARES_WORDS) for unit in older.by_words(query, 2 * k))
     hits, more = search.hits(query, k, older, line)
     rank(hits)
-    best = [step for _, step in sorted(ranked.values(), key=lambda scored: -scored[0])]
-    for place, step in enumerate(best, start=1):
-        step.rank = place
-    return best[:k], more or len(best) > k
+    best = sorted(scores, key=lambda step_id: -scores[step_id])
+
+    def made() -> Iterator[Recalled]:
+        for place, step_id in enumerate(best[:k], start=1):
+            step = makers[step_id]()
+            step.rank = place
+            yield step
+
+    return made(), more or len(best) > k
 
 
-def _repeats_last(hits: Sequence[_Hit]) -> list[Recalled]:
+def _repeats_last(hits: Sequence[Candidate]) -> list[Candidate]:
     """Return what was found, with answers that a better one gives too behind all others."""
-    first: list[Recalled] = []
-    repeats: list[Recalled] = []
+    first: list[Candidate] = []
+    repeats: list[Candidate] = []
     answers: set[str] = set()
-    for recalled, answer in hits:
-        (repeats if answer in answers else first).append(recalled)
-        answers |= {answer} if answer else set()
+    for hit in hits:
+        (repeats if hit.answer in answers else first).append(hit)
+        answers |= {hit.answer} if hit.answer else set()
     return first + repeats
 
 
@@ -272,16 +280,23 @@ def dependencies(newest: Sequence[Unit], older: OlderUnits) -> Iterator[Recalled
     for name in dict.fromkeys(used[:_MOST_NAMES]):
         if (unit := older.first_naming(name)) is None:
             continue
-        step = recalled_unit(unit, f"first named {name[:60]}".__str__)
-        if step.id not in taken:
-            taken.add(step.id)
-            yield step
+        step = of_unit(unit, f"first named {name[:60]}".__str__)
+        if step.step_id not in taken:
+            taken.add(step.step_id)
+            yield step.made()
 
 
-def recalled_unit(unit: Unit, why: Callable[[], str]) -> Recalled:
+def of_unit(unit: Unit, why: Callable[[], str]) -> Candidate:
+    """Return a unit of the session as what may be recalled."""
+    if unit.shows is None:
+        first = unit.messages[0]
+        unit.shows = next(iter(shown_steps(first)), first.id)
+    return Candidate(unit.shows, partial(_recalled_unit, unit, unit.shows, why))
+
+
+def _recalled_unit(unit: Unit, step_id: str, why: Callable[[], str]) -> Recalled:
     """Return a unit of the session as something to quote."""
     first = unit.messages[0]
-    step_id = next(iter(shown_steps(first)), first.id)
     span = (unit.place - len(unit) + 1, unit.place)
     line = ("session", first.session_id)
     return Recalled(step_id, first.run_id, first.created_at, unit, why, line, span)

@@ -26,7 +26,9 @@ from hybridagi_steps.messages.units import (
     SYNTHETIC,
     THINKING,
     Conversation,
+    Costs,
     Unit,
+    Units,
     message_units,
 )
 from hybridagi_steps.protocols import MessageTokenStore
@@ -97,12 +99,14 @@ class Source:
         """Return the messages in units."""
         return self.conversation or message_units(self.messages)
 
-    def tokens(self, units: Sequence[Unit], counter: MessageCounter) -> list[tuple[int, ...]]:
+    def tokens(self, units: Units, counter: MessageCounter) -> Costs:
         """Return the tokens of each message of each unit, in either provider's form.
 
         A unit that was counted is not looked at again, and of the others only what is new counted.
         """
         counter_id = counter.counter.counter_id
+        if (known := units.costs) is not None and known[0] == counter_id:
+            return known[1]
         held = [unit.costs for unit in units]  # read once: others may count with another counter
         uncounted = [n for n, costs in enumerate(held) if costs is None or costs[0] != counter_id]
         asked = [self._asked(units[place], counter_id) for place in uncounted]
@@ -116,7 +120,9 @@ class Source:
         if self.token_store is not None:
             for kept_as, counts in fresh.items():
                 _keep(self.token_store, counts, kept_as)
-        return [costs[1] for costs in held if costs is not None]
+        costs = Costs(each[1] for each in held if each is not None)
+        units.costs = counter_id, costs
+        return costs
 
     def _asked(self, unit: Unit, counter_id: str) -> list[tuple[str, str]]:
         """Return under which ids the counts of a unit's messages are kept, and their own ids.

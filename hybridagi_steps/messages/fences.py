@@ -105,7 +105,7 @@ def inert(text: str) -> str:
     Complexity: linear in the text.
     """
     text = _CONTROLS.sub(lambda found: " " if found[0].isspace() else "", text)
-    plain = text.translate(_PLAIN)
+    plain = _plain(text)
     places: Sequence[int] = range(len(plain))
     if _UNSEEN in plain:
         places = [place for place, character in enumerate(plain) if character != _UNSEEN]
@@ -166,7 +166,7 @@ def opening(tag: str, **origin: object) -> str:
 
 def _nonce(text: str) -> str:
     """Return a number that does not stand in a text, not even with what cannot be seen in it."""
-    seen, made = text.translate(_PLAIN).replace(_UNSEEN, ""), text.encode("utf-8", "replace")
+    seen, made = _plain(text).replace(_UNSEEN, ""), text.encode("utf-8", "replace")
     while True:
         made = blake2b(made, digest_size=16).digest()
         if (nonce := made[:_NONCE_BYTES].hex()) not in seen:
@@ -207,6 +207,25 @@ class _Plain(dict[int, str]):
 
 
 _PLAIN = _Plain()
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_FEW = 32
+"""Of so many characters one that is not ASCII is few."""
+
+
+def _plain(text: str) -> str:
+    """Return a text as its characters are read, one for each.
+
+    Python translates ASCII forty times faster than a text with one quotation mark that is not.
+    """
+    ascii_text = text.encode("ascii", "replace").decode()
+    foreign = ascii_text.count("?") - text.count("?")
+    if not foreign or foreign * _FEW > len(text):
+        return text.translate(_PLAIN)
+    plain, parts, end = ascii_text.translate(_PLAIN), list[str](), 0
+    for run in _FOREIGN.finditer(text):
+        parts += (plain[end : run.start()], run[0].translate(_PLAIN))
+        end = run.end()
+    return "".join((*parts, plain[end:]))
 
 
 def _attribute(value: object) -> str:

@@ -16,8 +16,10 @@ Each repair is told in the unit's notes.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
@@ -65,7 +67,17 @@ class Unit:
         notes: What was repaired.
     """
 
-    __slots__ = ("_held", "costs", "fragments", "notes", "of_user", "place", "quoted", "summary")
+    __slots__ = (
+        "_held",
+        "costs",
+        "fragments",
+        "notes",
+        "of_user",
+        "place",
+        "quoted",
+        "shows",
+        "summary",
+    )
 
     def __init__(self, messages: list[Step], place: int, notes: Sequence[str] = ()) -> None:
         self._held: list[Step] | tuple[KeptMessage, ...] = messages
@@ -81,6 +93,8 @@ class Unit:
         """What it says in fragments, once it was quoted in part."""
         self.quoted: str | None = None
         """What it says as it is quoted whole, once it was found."""
+        self.shows: str | None = None
+        """The step that it shows first, else its first message, once it was found."""
 
     def __len__(self) -> int:
         """Return how many messages there are."""
@@ -101,11 +115,33 @@ class Unit:
         return self.of_user
 
 
+class Costs(list[tuple[int, ...]]):
+    """Tokens of each message of each unit, and of each unit."""
+
+    def __init__(self, rows: Iterable[tuple[int, ...]]) -> None:
+        super().__init__(rows)
+        self.totals = array("q", map(sum, self))
+
+
+class Units(list[Unit]):
+    """Units that stay the same, with what was found out about them; nobody may change them."""
+
+    def __init__(self, units: Iterable[Unit] = ()) -> None:
+        super().__init__(units)
+        self.costs: tuple[str, Costs] | None = None
+        """What they cost, behind the id of the counter that said so; None until counted."""
+
+    @cached_property
+    def summaries(self) -> list[int]:
+        """Where units stand that stand for earlier messages."""
+        return [place for place, unit in enumerate(self) if unit.summary]
+
+
 class Conversation(NamedTuple):
     """A system prompt and the units after it."""
 
     system: str | None
-    units: list[Unit]
+    units: Units
 
 
 @dataclass(slots=True)
@@ -178,7 +214,7 @@ class Grouping:
 
         Complexity: linear in the number of units, by a copy of the list alone.
         """
-        units = self._units.copy()
+        units = Units(self._units)
         for position, waiting in self._unanswered.items():
             units[position] = _filled(waiting)
         if self._reordered:

@@ -31,8 +31,10 @@ from hybridagi_steps.search.forward_index import (
 )
 from hybridagi_steps.search.index_cache import CacheFile
 from hybridagi_steps.search.posting_blocks import (
+    FEW_PLACES,
     FURTHER,
     NEWEST,
+    SHORT_LIST,
     BlockSums,
     Found,
     Posting,
@@ -292,15 +294,20 @@ class LexicalIndex:
 
     def in_groups(
         self, terms: Sequence[str], grouping: Grouping
-    ) -> Iterator[tuple[int, npt.NDArray[np.int32], npt.NDArray[Any]]]:
-        """Yield the place of a term, groups in which it stands, and how often, a part at a time."""
+    ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.int32], npt.NDArray[Any]]]:
+        """Yield places of terms, groups in which these stand, and how often, a part at a time."""
         numbers = self.numbers(terms)
         (known,) = (numbers >= 0).nonzero()
         for part in self.found(numbers[known], 1.0):
-            for place, posting in zip(known.tolist(), part.postings, strict=True):
-                groups = grouping.group_of[part.block][posting.positions]
+            group_of, places = grouping.group_of[part.block], range(len(part.postings))
+            short = [n for n in places if len(part.postings[n].positions) <= SHORT_LIST]
+            for some in (short, *([n] for n in places if n not in short)):
+                if not some:
+                    continue
+                of, posting = _as_one(part, some)
+                groups = group_of[posting.positions]
                 held = (groups >= 0) & (posting.counts > 0)
-                yield place, groups[held], posting.counts[held]
+                yield known[of[held]], groups[held], posting.counts[held]
 
     def merge(self) -> None:
         """Drop removed documents, and words that none holds any more; give all a block."""
@@ -513,7 +520,15 @@ class Match:
         left = [*np.cumsum(most[::-1])[::-1].tolist(), 0.0]
         lengths = self._index.lengths(found.block)
         sums = BlockSums(len(lengths), passing)
-        if left[0] < best.least or sums.nothing_passes:
+        size = sum(len(posting.positions) for posting in found.postings)
+        if left[0] < best.least or sums.nothing_passes or not size:
+            return
+        if size <= FEW_PLACES:
+            # To the last bit what one after the other would add.
+            of, every = _as_one(found, range(len(found.postings)))
+            scores = every.scores(slice(None), self._weights[of], lengths, self._average)
+            np.add.at(sums.values, every.positions.astype(np.intp), scores)
+            best.take_in(found.block.start, sums)
             return
         for number, (posting, weight) in enumerate(zip(found.postings, self._weights, strict=True)):
             size = len(posting.positions)
@@ -528,6 +543,14 @@ class Match:
             few = wanted is not None and size > LOOK_UP * len(wanted)
             posting.add_to(sums.values, weight, lengths, self._average, wanted if few else None)
         best.take_in(found.block.start, sums)
+
+
+def _as_one(found: Found, places: Sequence[int]) -> tuple[npt.NDArray[np.intp], Posting]:
+    """Return the postings of some terms as one, and before it the term of each of its documents."""
+    some = [found.postings[place] for place in places]
+    of = np.repeat(np.array(places, np.intp), [len(each.positions) for each in some])
+    positions = np.concatenate([each.positions for each in some])
+    return of, Posting(positions, np.concatenate([each.counts for each in some]))
 
 
 def _line(document: Document) -> str:

@@ -304,9 +304,15 @@ class FoundTerms:
         return counted(document[begins], pair, len(self.lengths), len(pairs))
 
 
-def counted(documents: npt.NDArray[Any], slots: npt.NDArray[Any], count: int, width: int) -> Counts:
-    """Count pairs of a document and a thing asked for, shape (count, width)."""
-    flat = np.bincount(documents * width + slots, minlength=count * width)
+def counted(
+    documents: npt.NDArray[Any],
+    slots: npt.NDArray[Any],
+    count: int,
+    width: int,
+    often: npt.NDArray[Any] | None = None,
+) -> Counts:
+    """Count pairs of a document and a thing asked for, shape (count, width); each so often."""
+    flat = np.bincount(documents * width + slots, often, minlength=count * width)
     return flat.reshape(count, width).astype(np.float64)
 
 
@@ -318,7 +324,7 @@ def to_best(scores: Scores) -> Scores:
 
 def summed(counts: Counts, owners: npt.NDArray[np.intp], count: int) -> Counts:
     """Return the sums of the rows of each owner."""
-    sums = np.zeros((count, counts.shape[1]))
-    for column, values in enumerate(counts.T):
-        sums[:, column] = np.bincount(owners, values, count)
-    return sums
+    width = counts.shape[1]
+    place = np.repeat(owners * width, width) + np.tile(np.arange(width, dtype=np.intp), len(owners))
+    flat = np.bincount(place, counts.ravel(), minlength=count * width)
+    return flat.reshape(count, width).astype(np.float64, copy=False)

@@ -28,6 +28,10 @@ MOST_DOCUMENTS = 2**16
 """Documents of a block: a place in it takes two bytes."""
 NEWEST = 256
 """Documents that may have no block: counting their words takes some 50 µs."""
+SHORT_LIST, FEW_PLACES = 1_024, 2**14
+"""Places of a term, and of all terms of a query in a block, up to which they are looked at at once:
+asking numpy takes 12 µs a term, and a look at who can still be among the best pays for itself only
+in longer lists."""
 FURTHER = 0.2
 """What a further word counts, where 1 is what a single word of an average document counts; the best
 on the half of the shipped runs that is for tuning, see `python -m tests.benchmarks quality`."""
@@ -69,20 +73,21 @@ class Posting(NamedTuple):
             wanted: Places of the only documents that matter, ascending.
         """
         if wanted is None:
-            sums[self.positions] += self._scores(slice(None), weight, lengths, average)
+            sums[self.positions] += self.scores(slice(None), weight, lengths, average)
             return
         place = np.searchsorted(self.positions, wanted)
         place[place == len(self.positions)] = 0
         (held,) = (self.positions[place] == wanted).nonzero()
-        sums[wanted[held]] += self._scores(place[held], weight, lengths, average)
+        sums[wanted[held]] += self.scores(place[held], weight, lengths, average)
 
-    def _scores(
+    def scores(
         self,
         places: npt.NDArray[np.intp] | slice,
-        weight: float,
+        weight: float | npt.NDArray[np.float64],
         lengths: Lengths,
         average: float,
     ) -> Sums:
+        """Return what the term, or each of several, says of the documents in some places."""
         counts = self.counts[places]
         scores = counts.astype(np.float32)
         below = lengths[self.positions[places]]
@@ -90,9 +95,10 @@ class Posting(NamedTuple):
         below += np.float32(K1 * (1 - B))
         below += scores
         scores /= below
-        scores *= np.float32(weight * (K1 + 1))
+        scores *= np.asarray(weight * (K1 + 1), np.float32)
         if not counts.all():
-            scores[counts == 0] = np.float32(weight * FURTHER)
+            (further,) = (counts == 0).nonzero()
+            scores[further] = np.broadcast_to(weight, counts.shape)[further] * FURTHER
         return scores
 
 

@@ -321,11 +321,11 @@ class ScoreParts:
         for lexical in self._lexicals:
             grouping = lexical.grouping(shown, sessions, count)
             words += grouping.words
-            for term, groups, often in lexical.in_groups(terms, grouping):
-                holding[term, groups] = True
+            for of, groups, often in lexical.in_groups(terms, grouping):
+                holding[of, groups] = True
                 asked = slot[groups]
                 here = asked >= 0
-                counts[:, term] += np.bincount(asked[here], often[here], minlength=len(wanted))
+                counts += counted(asked[here], of[here], len(wanted), len(terms), often[here])
         known = int(np.count_nonzero(words))
         if self.index.whole or not known:
             weights = inverse_frequency(known, np.count_nonzero(holding, axis=1))

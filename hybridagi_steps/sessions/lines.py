@@ -43,7 +43,7 @@ _LOOKED_AT, _REMEMBERED = 16, 1_000
 """Lines at either end that are looked at for the one to forget, and forgotten ones whose last read
 is remembered."""
 _NEVER = (-inf, inf)
-_GROUPINGS = 2
+_WINDOWS = 2
 """Windows of a line whose units are kept: all of it, and the newest messages."""
 
 TokenCounts = dict[str, dict[str, int]]
@@ -214,7 +214,7 @@ class _Line:
     """Whom its steps name."""
     users_after: int | None = None
     """The sequence at its end when that was so; None while nobody asked."""
-    groupings: OrderedDict[int, Grouping] = field(default_factory=OrderedDict[int, Grouping])
+    windows: OrderedDict[int, _Window] = field(default_factory=OrderedDict[int, "_Window"])
     """By the sequence of the first message in it."""
     units: list[Unit | None] = field(default_factory=list[Unit | None])
     """Of each message the unit that it is by itself in any window; None where that depends."""
@@ -259,14 +259,17 @@ class _Line:
         self._characters += sum(len(one.content) for one in new if isinstance(one.content, str))
 
     def part(self, start: int, end: BranchPosition) -> History:
-        """Return a range that is held."""
+        """Return a range that is held; the same one again as long as nothing is new."""
         begin, stop = start - self.first, end.sequence - self.first + 1
-        grouping = self.groupings.pop(start, None)
-        if grouping is None or grouping.size > stop - begin:  # or an earlier end than before
-            grouping = Grouping()
-        self.groupings[start] = grouping
-        if len(self.groupings) > _GROUPINGS:
-            self.groupings.popitem(last=False)
+        window = self.windows.pop(start, None)
+        if window is None or window.grouping.size > stop - begin:  # or an earlier end than before
+            window = _Window(Grouping())
+        self.windows[start] = window
+        if len(self.windows) > _WINDOWS:
+            self.windows.popitem(last=False)
+        if (read := window.read) is not None and (read.end, read.users) == (end, self.named):
+            return read
+        grouping = window.grouping
         grouping.keeps = len(self.messages) > _SHORT
         for place in range(begin + grouping.size, stop):
             if (unit := self.units[place]) is not None:
@@ -279,7 +282,17 @@ class _Line:
             self._whole += not grouping.keeps
         messages = KeptMessages(self.messages[begin:stop])
         units = grouping.conversation()
-        return History(messages, units, self.counts, end, self.kept, self.named)
+        window.read = History(messages, units, self.counts, end, self.kept, self.named)
+        return window.read
+
+
+@dataclass(slots=True)
+class _Window:
+    """A part of a line in units."""
+
+    grouping: Grouping
+    read: History | None = None
+    """What it was when it was read last."""
 
 
 _known: WeakKeyDictionary[StoreBackend, SessionLines] = WeakKeyDictionary()
