@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -43,17 +44,26 @@ def client_of(server: Service) -> Generator[httpx.Client]:
 
 
 def say_until_answered(client: httpx.Client, session: str, text: str) -> None:
-    """Say something under one key until it is answered: its server may be on the way."""
-    body = {"session_id": session, "message": text}
+    """Say something under one key until it is answered: its server may be on the way.
 
-    def answered() -> bool:
+    A key stands for one run, also one that the move cut off: that is taken up by `resume`.
+    """
+    chat = {"url": "/chat/stream/v2", "json": {"session_id": session, "message": text}}
+    chat["headers"] = {"Idempotency-Key": text.replace(" ", "-")}
+    resume = {"url": f"/sessions/{session}/resume"}
+
+    def completes(asked: dict[str, Any]) -> bool | None:
+        """Whether a request gives an answer; None of one that was cut off."""
         try:
-            answer = client.post(
-                "/chat/stream/v2", json=body, headers={"Idempotency-Key": text.replace(" ", "-")}
-            )
+            answer = client.post(**asked)
         except httpx.TransportError:
             return False
-        return answer.is_success and "event: run_completed" in answer.text
+        cut_off = "event: run_failed" in answer.text and "interrupted" in answer.text
+        return None if cut_off else answer.is_success and "event: run_completed" in answer.text
+
+    def answered() -> bool:
+        found = completes(chat)
+        return bool(completes(resume) if found is None else found)
 
     wait_for(answered, f"an answer to {text!r}")
 
