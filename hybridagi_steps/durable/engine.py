@@ -2,8 +2,8 @@
 
 Both queues (runs of sessions, steps of plans) stand on it: addresses and errors of databases, the
 stored form (JSON), start and end of DBOS, worker names, recovery. Knows nothing of runs or plans.
-A worker holds its name as long as it lives (worker_names.py): what had begun under a name that can
-be taken is put back into the queue. DBOS keeps what the one says that took the work last.
+A worker holds its name as long as it lives (worker_names.py): what began under a name that is free
+goes back into the queue. DBOS keeps what the one says that took the work last.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ else:  # said when a queue is opened, not when this module is loaded
     DBOS, Serializer = None, object
 
 APPLICATION = "hybridagi-steps"
-_SQLITE, _PSYCOPG = "sqlite:///", "postgresql+psycopg"
-_LOCK = 0x48535253
-_DRIVER = re.compile(r"\+\w+(?=://)")
-"""What SQLAlchemy's addresses say beside the kind of server."""
+_SQLITE, _PSYCOPG, _LOCK = "sqlite:///", "postgresql+psycopg", 0x48535253
+_DRIVER = re.compile(r"\+\w+(?=://)")  # said by SQLAlchemy's addresses beside the kind of server
 
 _log = logging.getLogger("hybridagi_steps")
 _NOTHING = logging.Filter("no logger has this name")
@@ -122,7 +120,10 @@ class QueueDatabase(NamedTuple):
         """Return the database at a path or an address."""
         path = os.fspath(place).removeprefix(_SQLITE)
         if is_server(path):
-            return cls(checked_server(_DRIVER.sub("", path)), None, use, advice)
+            server = cls(checked_server(_DRIVER.sub("", path)), None, use, advice)
+            if not server.address.startswith(("postgresql:", "postgres:")):
+                raise server.unusable("its address is neither a path nor postgresql://…")
+            return server
         file = Path(path).resolve()
         return cls(f"{_SQLITE}{file}", file, use, advice)
 
@@ -159,9 +160,8 @@ class QueueDatabase(NamedTuple):
 
     def unusable(self, cause: str) -> StorageError:
         """Return the error of a database that cannot be used."""
-        place = self.file or "the database"  # an address may hold a password
-        advice = self.advice and f" {self.advice}"
-        return StorageError(f"{place} cannot be used as {self.use}: {cause}.{advice}")
+        told = f"{self.file or 'the database'} cannot be used as"  # an address may hold a password
+        return StorageError(f"{told} {self.use}: {cause}. {self.advice}".rstrip())
 
     def schema(self, queue: str) -> str:
         """Return the schema that holds a queue; an SQLite file has but one."""

@@ -288,6 +288,8 @@ def vectors() -> FloatMatrix:
 def index(vectors: FloatMatrix) -> FaissIndex:
     index = FaissIndex(256)
     index.add(np.arange(20_000), vectors)
+    index.search(vectors[:1], 1)  # begins to make codes
+    index.finish_build()  # else who is first in time would find what codes pass over
     return index
 
 
