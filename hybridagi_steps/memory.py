@@ -9,7 +9,7 @@ threads, from several processes and after a fork.
 from __future__ import annotations
 
 import os
-from _thread import RLock  # the class; `threading.RLock` is a function
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -131,7 +131,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         self.closed, self._appended = False, 0
         OPEN_MEMORIES[id(self)] = self
         self.added = 0  # AgentSteps that were stored through this object
-        self._pid, self._locks = os.getpid(), dict[int, RLock]()
+        self._pid, self._locks = os.getpid(), dict[int, AbstractContextManager[Any]]()
         self._searcher: Searcher | None = None
         self._binding = EmbedderBinding(self._store, embedder)
         if self._binding.asked != AUTO:
@@ -557,7 +557,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         """What answers searches, for other rooms of this package."""
         self._check_open()
         # A child of fork starts over: its parent may have held a lock at that moment.
-        with self._locks.get(here := os.getpid()) or self._locks.setdefault(here, RLock()):
+        with self._locks.setdefault(here := os.getpid(), threading.RLock()):
             if self._searcher is None or self._pid != here:
                 if isinstance(self._store, CachedApart):
                     cache = self._store.index_cache()

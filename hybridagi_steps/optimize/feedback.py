@@ -63,9 +63,11 @@ def trajectory_feedback(
     if memory is not None:
         check_memory(memory)
     if isinstance(run, str):
-        if memory is None and (known := run_of_open_memory(run)) is not None:
-            memory = known[0]
-        if memory is None or not memory.run_steps(run):
+        if memory is None:
+            memory, stored = run_of_open_memory(run) or (None, [])
+        else:
+            stored = memory.run_steps(run)
+        if memory is None or not stored:
             told = f"no open memory has the run {run!r}; give its memory, or its steps."
             raise UnknownRunError(run, told)
         steps = run_in_order(memory, run)

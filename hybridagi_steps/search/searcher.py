@@ -207,9 +207,8 @@ class Searcher:
             told = self._told(asked)
             texts = [own_text(item) if isinstance(item, AgentStep) else item for item in told]
             said = [*texts, own_text(state)] if isinstance(state, AgentStep) else texts
-            vectors = (
-                [None] * len(said) if mode == "lexical" else self._embedded(said, held)
-            )  # unlocked
+            # A hosted embedder takes its time; nobody else has to wait for it.
+            vectors = [None] * len(said) if mode == "lexical" else self._embedded(said, held)
 
             def queries(with_text: Callable[[int], Rows]) -> list[SearchQuery]:
                 made = [self._query(*q, with_text) for q in zip(told, texts, vectors, strict=False)]
