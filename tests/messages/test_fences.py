@@ -233,7 +233,7 @@ def seen_by(work: Callable[[], Any], **answers: str) -> str:
 
 
 def by_context(text: str) -> str:
-    with StepMemory() as memory:
+    with StepMemory(":memory:") as memory:
         memory.add(step(text))
         built = ContextBuilder(memory).build(
             steps=from_messages([{"role": "user", "content": f"look for a {WORD}"}])
@@ -299,7 +299,7 @@ def by_mcp(text: str) -> str:
     pytest.importorskip("mcp", reason="the MCP server needs the extra `mcp`")
     from hybridagi_steps.server.mcp_server import create_mcp_server
 
-    with StepMemory() as memory:
+    with StepMemory(":memory:") as memory:
         memory.add(step(text))
         called = create_mcp_server(memory).call_tool("search_steps", {"query": WORD})
         answer: Any = asyncio.run(called)
