@@ -177,7 +177,10 @@ def test_an_object_with_a_key_twice_is_skipped_and_named(tmp_path: Path) -> None
             assert "the key 'purpose' stands twice" in reason
     said = '{"role": "user", "content": "one", "content": "two"}'
     (tmp_path / "chat.json").write_text(f'[{{"role": "user", "content": "hi"}},\n{said}]')
-    with StepMemory(":memory:") as memory, pytest.raises(ExchangeError, match="'content' stands twice"):
+    with (
+        StepMemory(":memory:") as memory,
+        pytest.raises(ExchangeError, match="'content' stands twice"),
+    ):
         import_file(memory, tmp_path / "chat.json")
 
 
