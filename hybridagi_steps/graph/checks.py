@@ -26,6 +26,7 @@ from hybridagi_steps.graph.nodes import (
     Node,
     Program,
     ProgramGraph,
+    reached,
 )
 
 if TYPE_CHECKING:
@@ -190,13 +191,13 @@ def label_key(label: str) -> str:
 def _ways(program: ProgramGraph) -> Iterator[str]:
     """Yield the nodes that no way leads to, and those from which no way leads on to `end`."""
     on = steps_on(program.edges)
-    met = reached({START}, on)
+    met = set(reached([START], on.__getitem__))
     for node_id in program.nodes:
         if node_id not in met and node_id != END:
             yield f"{node_id!r} is unreachable: no way leads there from 'start'"
     # Dead ends and unknown nodes have lines of their own: what leads there is not to blame.
     stops = {END} | {name for name in met if not on[name]}
-    leave = reached(stops, steps_on(program.edges, back=True))
+    leave = set(reached(stops, steps_on(program.edges, back=True).__getitem__))
     if stuck := [repr(node_id) for node_id in program.nodes if node_id in met - leave]:
         yield f"no way leads to 'end' from {', '.join(stuck)}: the loop has no exit"
 
@@ -207,17 +208,18 @@ def _prompts(program: ProgramGraph) -> Iterator[str]:
 
     environment = _templates()
     for node in program.nodes.values():
-        for part, text in _templates_of(node):
-            try:
-                used = find_undeclared_variables(environment.parse(text))
-            except TemplateSyntaxError as error:
-                yield f"the {part} of {node.id!r}, line {error.lineno}: {error.message}"
-            except RecursionError:
-                yield f"the {part} of {node.id!r} is nested too deeply"
-            else:
-                declared = {*var_in_of(node), *PROVIDED, *environment.globals}
-                for name in sorted(used - declared):
-                    yield f"the {part} of {node.id!r} uses {name!r}, which its var_in does not list"
+        if not isinstance(node, Action | Decision):
+            continue
+        part, text = template_of(node)
+        try:
+            used = find_undeclared_variables(environment.parse(text))
+        except TemplateSyntaxError as error:
+            yield f"the {part} of {node.id!r}, line {error.lineno}: {error.message}"
+        except RecursionError:
+            yield f"the {part} of {node.id!r} is nested too deeply"
+        else:
+            for name in sorted(used - {*node.var_in, *PROVIDED, *environment.globals}):
+                yield f"the {part} of {node.id!r} uses {name!r}, which its var_in does not list"
 
 
 @lru_cache(maxsize=1)
@@ -231,9 +233,9 @@ def _templates() -> Environment:
     return Sandbox()
 
 
-def _templates_of(node: Node) -> list[tuple[str, str]]:
-    actions = [("prompt", node.prompt)] if isinstance(node, Action) else []
-    return [("question", node.question)] if isinstance(node, Decision) else actions
+def template_of(node: Action | Decision) -> tuple[str, str]:
+    """Return what a node's template is called, and the template."""
+    return ("prompt", node.prompt) if isinstance(node, Action) else ("question", node.question)
 
 
 def _calls(program: ProgramGraph, programs: Mapping[str, ProgramGraph]) -> Iterator[str]:
@@ -243,11 +245,9 @@ def _calls(program: ProgramGraph, programs: Mapping[str, ProgramGraph]) -> Itera
             yield f"{node.id!r} calls the unknown program {node.program!r}; known are {known}"
     endless = programs.keys() - can_finish(programs)
     if program.name in endless:
-        calls = {n.program for n in program.nodes.values() if isinstance(n, Program)}
-        called = sorted(calls & endless)
+        called = ", ".join(map(repr, sorted(_called(program) & endless)))
         yield (
-            f"recursion without an exit: every way to 'end' calls {', '.join(map(repr, called))}, "
-            "which never comes back"
+            f"recursion without an exit: every way to 'end' calls {called}, which never comes back"
         )
 
 
@@ -262,17 +262,6 @@ def steps_on(edges: Iterable[Edge], *, back: bool = False) -> Steps:
         source, target = (edge.target, edge.source) if back else (edge.source, edge.target)
         found[source].append(target)
     return found
-
-
-def reached(first: Iterable[str], steps: Steps) -> set[str]:
-    """Return the nodes given and all that can be reached from them."""
-    seen, waiting = set[str](), list(first)
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            waiting += steps[node]
-    return seen
 
 
 def can_finish(programs: Mapping[str, ProgramGraph]) -> set[str]:
@@ -299,10 +288,10 @@ def _finishes(program: ProgramGraph, unfinished: Mapping[str, ProgramGraph]) -> 
         for node in program.nodes.values()
         if isinstance(node, Program) and node.program in unfinished
     }
-    if END not in reached({START}, steps_on(program.edges)):
+    if END not in reached([START], steps_on(program.edges).__getitem__):
         return True
     open_edges = [edge for edge in program.edges if edge.source not in blocked]
-    return END in reached({START}, steps_on(open_edges))
+    return END in reached([START], steps_on(open_edges).__getitem__)
 
 
 _CALLS_ANY = frozenset({"CallGraphProgram"})
@@ -326,10 +315,10 @@ def unset_variables(
             setters.setdefault(name, []).append(node_id)
     steps = steps_on(program.edges)
     known_at = {
-        name: reached((after for node_id in ids for after in steps[node_id]), steps)
+        name: reached((after for node_id in ids for after in steps[node_id]), steps.__getitem__)
         for name, ids in setters.items()
     }
-    always, anywhere = {*PROVIDED, *program.var_in}, known_at.get(_ANY, set())
+    always, anywhere = {*PROVIDED, *program.var_in}, known_at.get(_ANY, ())
     for node in program.nodes.values():
         needs, names = _wanted(node, programs)
         for name in dict.fromkeys(names):
@@ -382,15 +371,13 @@ def _set_by(node: Node, programs: Mapping[str, ProgramGraph] | None) -> set[str]
         return set()
     if programs is None or node.program not in programs:
         return {_ANY}
-    names, waiting, seen = set[str](), [node.program], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for inner in programs[name].nodes.values() if name in programs else ():
-            if isinstance(inner, Program):
-                waiting.append(inner.program)
-            else:
-                names |= _set_by(inner, programs)
-    return names
+    called = reached([node.program], lambda name: _called(programs.get(name)))
+    inside = [node for name in called if name in programs for node in programs[name].nodes.values()]
+    names = (_set_by(inner, programs) for inner in inside if not isinstance(inner, Program))
+    return set[str]().union(*names)
+
+
+def _called(program: ProgramGraph | None) -> set[str]:
+    """Return the names of the programs that one calls."""
+    nodes = program.nodes.values() if program is not None else ()
+    return {node.program for node in nodes if isinstance(node, Program)}

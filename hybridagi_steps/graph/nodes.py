@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -153,6 +153,17 @@ class ProgramGraph(Protocol):
     """Its edges, in the order they were added."""
 
 
+def reached(first: Iterable[str], after: Callable[[str], Iterable[str]]) -> dict[str, None]:
+    """Return the names given and all that can be reached from them, nearest first."""
+    found = dict.fromkeys(first)
+    waiting = list(found)
+    for name in waiting:
+        new = [each for each in dict.fromkeys(after(name)) if each not in found]
+        found |= dict.fromkeys(new)
+        waiting += new
+    return found
+
+
 _TEXTS = ("purpose", "prompt", "question")
 
 
@@ -189,24 +200,18 @@ def _description_lines(text: str) -> list[str]:
 
 
 def _node_source(name: str, node: Node) -> str:
+    """Return a node as text, without the properties that stand at their empty default."""
     head = f"({_quoted(name)}:{type(node).__name__} {{"
-    values = dict(_properties(node))
+    values = {field.name: getattr(node, field.name) for field in fields(node)}
+    written = [
+        f"{key}: {json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+        if value not in (None, False, [])
+    ]
     if isinstance(node, Control):
-        return f"{head}{_property_source('id', values)}}})"
-    inside = ",\n".join(f"  {_property_source(key, values)}" for key in values)
-    return f"{head}\n{inside}\n}})"
-
-
-def _properties(node: Node) -> Iterator[tuple[str, Any]]:
-    """Yield a node's properties, without those that stand at their empty default."""
-    for field in fields(node):
-        value = getattr(node, field.name)
-        if value not in (None, False, []):
-            yield field.name, value
-
-
-def _property_source(key: str, values: Mapping[str, Any]) -> str:
-    return f"{key}: {json.dumps(values[key], ensure_ascii=False)}"
+        return f"{head}{written[0]}}})"
+    inside = ",\n  ".join(written)
+    return f"{head}\n  {inside}\n}})"
 
 
 def _edge(edge: Edge) -> str:

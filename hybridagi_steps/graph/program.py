@@ -230,7 +230,9 @@ class GraphProgram:
             UnknownProgramError: There is no such folder.
             ProgramTextError: A file cannot be read; the error names it.
         """
-        loaded = [cls.load(path) for path in files_in(Path(folder))]
+        if not Path(folder).is_dir():
+            raise UnknownProgramError(str(folder))
+        loaded = [cls.load(path) for path in sorted(Path(folder).glob(f"*{SUFFIX}"))]
         return {program.name: program for program in sorted(loaded, key=lambda p: p.name)}
 
     def show(self) -> None:
@@ -245,13 +247,7 @@ class GraphProgram:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GraphProgram):
             return NotImplemented
-        return (self.name, self.description, self.var_in, self.nodes, self.edges) == (
-            other.name,
-            other.description,
-            other.var_in,
-            other.nodes,
-            other.edges,
-        )
+        return vars(self) == vars(other)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # a program can change
 
@@ -332,13 +328,6 @@ def read(path: Path) -> tuple[str, str]:
             column=len(before) - before.rfind("\n"),
             name=path.name,
         ) from None
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Return a folder's program files."""
-    if not folder.is_dir():
-        raise UnknownProgramError(str(folder))
-    return sorted(folder.glob(f"*{SUFFIX}"))
 
 
 def program_svg(program: ProgramGraph) -> str:

@@ -26,6 +26,7 @@ from hybridagi_steps.errors import (
     ProtectedProgramError,
     UnknownProgramError,
 )
+from hybridagi_steps.graph.nodes import reached
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import Embedder
@@ -63,12 +64,9 @@ class ProgramLibrary(Protocol):
 
 
 class AgentPrograms:
-    """The programs of one agent; its entry program is protected, with all that it depends on.
+    """The programs of one agent, `given`, or of a `library`, where they last.
 
-    Args:
-        entrypoint: The program that runs begin with.
-        given: Programs that were given to the agent.
-        library: Programs that last, in place of given ones.
+    Its entry program is protected, with all that it depends on.
     """
 
     def __init__(
@@ -251,14 +249,8 @@ class ProgramMemory:
         Raises:
             UnknownProgramError: There is no program `name`.
         """
-        found: dict[str, None] = {}
-        waiting = self.get(name).calls()
-        while waiting:
-            called = waiting.pop(0)
-            if called not in found:
-                found[called] = None
-                waiting += self.get(called).calls() if called in self else []
-        return list(found)
+        known = reached(self.get(name).calls(), lambda n: self.get(n).calls() if n in self else ())
+        return list(known)
 
     def is_protected(self, name: str, /) -> bool:
         """Return whether agents must leave a program alone."""
@@ -366,14 +358,13 @@ def _entry(program: GraphProgram) -> AgentStep:
 
 def _reachable(library: ProgramLibrary, entrypoint: str) -> dict[str, GraphProgram]:
     """Return a program and all that it calls, however far down, as far as they are known."""
-    known = set(library.names())
-    found: dict[str, GraphProgram] = {}
-    waiting = [entrypoint]
-    while waiting:
-        name = waiting.pop(0)
-        if name in known and name not in found:
-            found[name] = library.get(name)
-            waiting += found[name].calls()
+    known, found = set(library.names()), dict[str, GraphProgram]()
+
+    def calls(name: str) -> list[str]:
+        found.update({name: library.get(name)} if name in known else {})
+        return found[name].calls() if name in found else []
+
+    reached([entrypoint], calls)
     return found
 
 

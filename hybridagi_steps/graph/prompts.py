@@ -103,14 +103,11 @@ def recorded_text(value: object) -> str:
 def history_text(steps: Sequence[AgentStep], recalled: Mapping[str, QueryWithSteps]) -> str:
     """Return past steps of a run as text for a prompt.
 
-    Args:
-        steps: The steps.
-        recalled: What was recalled by id of the step that did; the step itself keeps ids only.
+    What a step has `recalled` stands there by its id: the step itself keeps ids only.
     """
     shown: list[AgentStep] = []
     for step in steps:
-        found = recalled.get(str(step.id))
-        if found is not None:
+        if (found := recalled.get(str(step.id))) is not None:
             texts = [str(each) for each in found.steps]
             step = step.model_copy(update={"outputs": {"result": texts}})
         shown.append(step)

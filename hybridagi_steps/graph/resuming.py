@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
 from hybridagi_steps.errors import InvalidSettingError, UnknownRunError
@@ -45,17 +45,9 @@ class ProgramAgent(Protocol):
 def stopped_run(
     agent: ProgramAgent, memory: Any, run_id: str, session: ProgramSession
 ) -> AgentOutput:
-    """Return what a run would have given back when it stopped.
-
-    Args:
-        agent: Whose run it was; its programs must be the same.
-        memory: Where the run was recorded.
-        run_id: The run.
-        session: What it was begun with.
-    """
+    """Return what a run, begun with a session, would have given back when it stopped."""
     found = _steps(memory.run(run_id))
-    user_id = user_recorded_for(memory)
-    if user_id is not None:
+    if (user_id := user_recorded_for(memory)) is not None:
         found = [step for step in found if step.user_id == user_id]
     output = _stopped(agent, memory, run_id, found, session)
     if not output.stopped_at:
@@ -124,12 +116,6 @@ def _entry(steps: Sequence[AgentStep], entrypoint: str) -> int | None:
 
 def _steps(given: Any) -> list[AgentStep]:
     return list(getattr(given, "steps", given))
-
-
-def _held_ids(value: object) -> list[str] | None:
-    """Return the ids that stand for recalled steps, None for any other result."""
-    held = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    return held.get("steps") if len(held) == 1 else None
 
 
 def _is_cut(step: AgentStep, field: str) -> bool:
@@ -261,10 +247,11 @@ class _Trace:
                 f"what {notes[NODE]} gave was too large to be stored whole, and later nodes use "
                 "it: this run cannot be resumed. Begin a new one."
             )
-        ids = _held_ids(step.result)
-        if ids is not None and set(ids) <= set(notes.get("recalled", ())):
-            return QueryWithSteps(steps=_steps(self._memory.get(ids)) if ids else [])
-        return step.result
+        match step.result:
+            case {"steps": ids, **rest} if not rest and set(ids) <= set(notes.get("recalled", ())):
+                return QueryWithSteps(steps=_steps(self._memory.get(ids)) if ids else [])
+            case result:
+                return result
 
 
 def _changed(frame: _Frame, found: str) -> InvalidSettingError:

@@ -19,7 +19,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
 from hybridagi_steps.errors import LimitReachedError, UnknownToolError
-from hybridagi_steps.graph.checks import label_key
+from hybridagi_steps.graph.checks import label_key, template_of
 from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
 from hybridagi_steps.graph.predictors import (
     arguments_asked,
@@ -48,7 +48,7 @@ from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
 from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.recording import step_shapes as shapes
 from hybridagi_steps.recording.call_steps import NODE, FunctionStep
-from hybridagi_steps.recording.manual_steps import Kind, OpenStep, RunSteps
+from hybridagi_steps.recording.manual_steps import OpenStep, RunSteps
 from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.recording.values import steps_held
@@ -74,13 +74,9 @@ class Agent(ProgramAgent, Protocol):
 
 
 class ProgramRun:
-    """One run.
+    """One run, which changes the `session`; of `arguments` the entry program's call tells.
 
-    Args:
-        agent: The interpreter.
-        session: The run's state, changed as it goes.
-        arguments: What the caller gave, as the entry program's call tells it.
-        before: The run that it takes up again, at the node where that one stopped.
+    It takes up again the run `before`, at the node where that one stopped.
     """
 
     def __init__(
@@ -262,13 +258,13 @@ class ProgramRun:
         agent = self._agent
         predictor = None if tool is None else self._predictor(program, node)
         own = (*parts_of(predictor), *(tool.own if tool is not None else ()))
-        told = self._told("action", node.tool, program, node, own)
+        told = FunctionStep("action", node.tool, node.purpose, own=own, notes={NODE: self._at})
         arguments: dict[str, Any] = {}
         with self._step(told, arguments) as step:
             if tool is None:
                 raise UnknownToolError(node.tool, list(agent.tools))
             asks = predictor is not None
-            prompt, remembered = self._prompt(program, node, node.prompt, for_model=asks)
+            prompt, remembered = self._prompt(node, for_model=asks)
             if predictor is None:
                 given = tool.from_prompt(prompt)
                 kept = given if remembered == prompt else tool.remembered(remembered)
@@ -313,10 +309,11 @@ class ProgramRun:
         labels = list(program.choices(node.id))
         predictor = self._predictor(program, node)
         assert predictor is not None  # noqa: S101 - every Decision asks a model
-        told = self._told("decision", node.id, program, node, parts_of(predictor), offered(labels))
+        how: Any = {"own": parts_of(predictor), "notes": {NODE: self._at}}
+        told = FunctionStep("decision", node.id, node.purpose, tuple(offered(labels)), **how)
         arguments: dict[str, Any] = {}
         with self._step(told, arguments) as step:
-            question, remembered = self._prompt(program, node, node.question, for_model=True)
+            question, remembered = self._prompt(node, for_model=True)
             arguments["question"] = remembered
             ask = functools.partial(self._asked, predictor, self._agent.decision_lm)
             most = self._agent.max_corrections
@@ -328,24 +325,6 @@ class ProgramRun:
 
     # -- what nodes have in common
 
-    def _told(
-        self,
-        kind: Kind,
-        name: str,
-        program: GraphProgram,
-        node: Action | Decision,
-        own: tuple[Any, ...],
-        options: list[str] | None = None,
-    ) -> FunctionStep:
-        return FunctionStep(
-            kind,
-            name,
-            node.purpose,
-            options=tuple(options or ()),
-            own=own,
-            notes={NODE: place_of(program, node)},
-        )
-
     def _predictor(self, program: GraphProgram, node: Node) -> dspy.Module | None:
         """Return the predictor of a node; a program met only now has its own for this run."""
         place = place_of(program, node)
@@ -356,14 +335,12 @@ class ProgramRun:
             self._new_predictors[place] = predictor_of(node, program, self._agent.tools)
         return self._new_predictors[place]
 
-    def _prompt(
-        self, program: GraphProgram, node: Action | Decision, template: str, *, for_model: bool
-    ) -> tuple[str, str]:
+    def _prompt(self, node: Action | Decision, *, for_model: bool) -> tuple[str, str]:
         session = self._session
         variables = {**session.variables, "query": session.query, "objective": session.objective}
-        part = "prompt" if isinstance(node, Action) else "question"
-        where = f"the {part} of {place_of(program, node)}"
+        part, template = template_of(node)
         tell(steps_held([variables.get(name) for name in node.var_in]))  # of earlier runs, too
+        where = f"the {part} of {self._at}"
         return rendered(template, variables, node.var_in, where, for_model=for_model)
 
     def _asked(self, predictor: dspy.Module, lm: object, told: Mapping[str, str]) -> Work[Any]:

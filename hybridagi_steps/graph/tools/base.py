@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self, TypedDict
 
+import anyio
 import dspy
 from dspy.signatures import make_signature
 
@@ -89,6 +90,8 @@ class GraphTool(ABC):
     """What a language model has to come up with; its names are the tool's arguments."""
     observes: ClassVar[tuple[type[Exception], ...]] = ()
     """Errors of its use that the agent is told of and goes on after; any other ends the run."""
+    blocks: ClassVar[bool] = False
+    """Whether its use waits for something, so that it is done in a thread."""
     own: tuple[Any, ...] = ()
     """Modules inside the tool whose work the Action's step tells."""
 
@@ -165,7 +168,7 @@ class GraphTool(ABC):
 
     async def ause(self, use: ToolUse) -> Any:
         """Do the work without blocking the event loop; by default as `use`."""
-        return self.use(use)
+        return await asyncio.to_thread(self.use, use) if self.blocks else self.use(use)
 
 
 def node_signature(
@@ -190,7 +193,7 @@ def settled(value: object, name: str) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_awaited(value))
+        return anyio.run(lambda: value)
     if inspect.iscoroutine(value):
         value.close()
     raise ToolInputError(f"{name} is asynchronous: call the agent with `await agent.acall(…)`.")
@@ -200,10 +203,6 @@ def is_async(function: object) -> bool:
     """Whether calling it gives something to await."""
     call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an async one
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 async def called_aside(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:

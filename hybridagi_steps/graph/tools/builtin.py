@@ -6,7 +6,6 @@ functions; `AskUser` without one has a language model play the user.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import Any, Unpack, cast
@@ -208,6 +207,7 @@ class PastActionSearch(GraphTool):
     """
 
     instructions = "Write a query that finds past actions of use for the prompt."
+    blocks = True
     asks_for = {  # noqa: RUF012
         "query": Asked(str, "What to look for, in a few words; several queries on a line each")
     }
@@ -255,10 +255,6 @@ class PastActionSearch(GraphTool):
         hits = [hit for hit in found.hits if hit.step.tool != self.name][: retriever.k]
         return QueryWithSteps.from_hits(query, hits)
 
-    async def ause(self, use: ToolUse) -> QueryWithSteps:
-        """Search in a thread."""
-        return await asyncio.to_thread(self.use, use)
-
     def _over(self, memory: object) -> StepRetriever:
         if memory is None:
             raise InvalidMemoryError(memory, "search()")
@@ -272,10 +268,7 @@ _MARK = re.compile(r"^\s*(?:[-*•]|\(?\d{1,3}[.)])\s+")
 def _queries(text: str, between: str, *, listed: bool) -> str | list[str]:
     """Return the queries that a text holds, a list if there are several.
 
-    Args:
-        text: The text.
-        between: The pattern between them.
-        listed: Whether only lines that all have a list's mark are queries of their own.
+    They are `between` matches of that pattern; `listed` ones all have a list's mark.
     """
     try:
         parts = _LIST.validate_json(text)

@@ -38,12 +38,7 @@ _MOST_YIELDED = 10_000
 class CallTool(GraphTool):
     """A tool that is called with named arguments, which a model writes as one JSON object.
 
-    Args:
-        name: What Actions call it.
-        description: What it does, as a model is told.
-        schemas: JSON schema of each argument, by name.
-        lm: The language model that its nodes ask.
-        takes_more: Whether it takes arguments of any other name too.
+    Each argument has a JSON schema, by its name; it may take arguments of any other name too.
     """
 
     def __init__(

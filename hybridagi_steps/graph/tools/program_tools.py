@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from contextlib import suppress
 from typing import Any, Unpack
@@ -27,17 +26,10 @@ _NAMED = {"program": Asked(str, "The exact name of the program, nothing else")}
 
 
 class _ProgramTool(GraphTool):
-    """A tool over programs.
-
-    Args:
-        programs: Where to look them up; by default the programs of the agent.
-        options: `name` and `lm`, as every tool takes them.
-    """
+    """A tool over programs: some that are given, by default those of the agent."""
 
     def __init__(
-        self,
-        programs: ProgramLibrary | None = None,
-        **options: Unpack[ToolOptions],
+        self, programs: ProgramLibrary | None = None, **options: Unpack[ToolOptions]
     ) -> None:
         super().__init__(**options)
         self.programs = programs
@@ -84,6 +76,7 @@ class GraphProgramSearch(_ProgramTool):
     """
 
     instructions = "Write a query that finds programs of use for the prompt."
+    blocks = True
     asks_for = {"query": Asked(str, "What the program should do, in a few words")}  # noqa: RUF012
 
     def __init__(
@@ -99,10 +92,6 @@ class GraphProgramSearch(_ProgramTool):
         """Return names and descriptions, best first."""
         found = self._library(use).search(shown_text(use.arguments["query"]), self.k)
         return [{"program": each.name, "description": each.description} for each in found]
-
-    async def ause(self, use: ToolUse) -> list[dict[str, str]]:
-        """Search in a thread."""
-        return await asyncio.to_thread(self.use, use)
 
 
 def _open_to_agents(library: ProgramLibrary, name: str) -> GraphProgram:
@@ -151,6 +140,7 @@ class AddGraphProgram(_ProgramTool):
     """
 
     observes = (InvalidProgramError, ProtectedProgramError, UnknownToolError)
+    blocks = True
     instructions = (
         "Write a graph program for later runs, with the tools that the prompt names. A node is an "
         "Action (tool, purpose, prompt), a Decision (purpose, question), whose edges have the "
@@ -193,10 +183,6 @@ class AddGraphProgram(_ProgramTool):
             raise UnknownToolError(unknown[0], use.tools)
         library.update(program)
         return program.name
-
-    async def ause(self, use: ToolUse) -> str:
-        """Keep it in a thread."""
-        return await asyncio.to_thread(self.use, use)
 
 
 def _written(arguments: dict[str, Any]) -> GraphProgram:
