@@ -84,13 +84,9 @@ def lineage(memory: StepMemory, found: Named) -> tuple[list[AgentStep], list[Age
 
 
 def steps_like(memory: StepMemory, text: str, k: int, **options: Any) -> list[StepHit]:
-    """Search with the stored step that an id names, leaving out the step itself.
+    """Search with the stored step that an id, or its beginning, names; the step itself is no hit.
 
-    Args:
-        memory: Where to look.
-        text: The step's id or its beginning.
-        k: Most hits wanted; at least 1.
-        options: What `StepMemory.search` takes.
+    `options` are what `StepMemory.search` takes.
     """
     if k < 1:
         raise InvalidQueryError(f"k is the number of hits wanted, at least 1; got {k}.")

@@ -105,14 +105,9 @@ def opened(
     embedder: str = "auto",
     memory_budget: str | None = None,
 ) -> AbstractContextManager[StepMemory]:
-    """Open the memory in a file, making the file if it is not there.
+    """Open the memory in a file, or at a server's address, making the file if it is not there.
 
-    Args:
-        db: The file, or a server's address.
-        namespace: Whose memory in it.
-        redact: Where the function is that redacts what is stored, as `package.module:name`.
-        embedder: The embedder's name.
-        memory_budget: As `StepMemory` takes it.
+    What is stored is redacted by the function that `redact` names, as `package.module:name`.
     """
     if db in ("", ":memory:"):
         raise typer.BadParameter(f"--db needs a file; {db!r} would be gone with this command.")

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from hybridagi_steps.cli.options import step_data
 from hybridagi_steps.display import terminal
-from hybridagi_steps.display.terminal import one_line, plain, styled, table
+from hybridagi_steps.display.terminal import one_line, plain, table
+from hybridagi_steps.display.terminal import styled as styled
 
 if TYPE_CHECKING:
     from hybridagi_steps.durable.bulk_jobs import BulkJob
@@ -22,19 +23,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.filters import StepHit
     from hybridagi_steps.records.prompts import LMCall
     from hybridagi_steps.records.store_values import MessagePlace
-
-__all__ = [
-    "console",
-    "hits_table",
-    "jobs_table",
-    "one_line",
-    "plain",
-    "progress",
-    "run_tree",
-    "step_page",
-    "styled",
-    "table",
-]
 
 _PIPE_WIDTH = 120
 
@@ -58,15 +46,9 @@ def step_page(
     *,
     whole: bool = False,
 ) -> RenderableType:
-    """Return everything about one step, or a message told as one.
+    """Return everything about one step, or a message told as one, with its place.
 
-    Args:
-        step: The step.
-        parents: What led to it.
-        children: What followed.
-        place: Where the message stands.
-        calls: What the model saw, if that was kept.
-        whole: Whether all of that is shown.
+    `calls` are what the model saw, if that was kept; they are shown as a `whole`, or in short.
     """
     kin = [[step_data(each) for each in some] for some in (parents, children)]
     page = terminal.step_page(step_data(step), *kin, place=place)

@@ -41,7 +41,8 @@ T = TypeVar("T")
 
 WORKFLOW, FORMAT_VERSION = "hybridagi_steps.bulk_job", "1"
 """As session runs have it: one worker takes both."""
-_STATUS: dict[str, Literal["waiting", "running", "completed", "cancelled", "failed"]] = {
+JobStatus = Literal["waiting", "running", "completed", "cancelled", "failed"]
+_STATUS: dict[str, JobStatus] = {
     "ENQUEUED": "waiting",
     "PENDING": "running",
     "SUCCESS": "completed",
@@ -58,7 +59,7 @@ class BulkJob:
     id: str
     kind: str
     arguments: dict[str, Any]
-    status: Literal["waiting", "running", "completed", "cancelled", "failed"]
+    status: JobStatus
     done: int
     """Of `total`: bytes of an imported file, steps to embed, examples; 0 of 0 before it began."""
     total: int
@@ -148,11 +149,7 @@ def evaluation(
 class BulkJobs:
     """The jobs of a memory: hands them out, lists them, stops them; a worker does them.
 
-    Args:
-        memory: Whose.
-        database: Where they stand.
-        client: Of that database.
-        kinds: Kinds beside `import` and `reembed`, by name.
+    It knows `import`, `reembed`, and the `kinds` that are given by name.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
-from hybridagi_steps.durable.worker_names import FileNames, LeasedNames, WorkerNames
+from hybridagi_steps.durable.worker_names import FileNames, LeasedNames
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.address import checked_server, is_server
@@ -74,9 +74,7 @@ def check_installed() -> None:
 def workflow(name: str, attempts: int = 100) -> Callable[[str], Coroutine[Any, Any, str]]:
     """Return the workflow that has work done by the worker of this process; DBOS keeps its result.
 
-    Args:
-        name: What the database knows it by.
-        attempts: Work that takes its worker down this often is given up.
+    Work that takes its worker down as often as there are `attempts` is given up.
     """
 
     async def do(work: str) -> str:
@@ -189,12 +187,7 @@ class QueueDatabase(NamedTuple):
 
 
 class QueueTables:
-    """Statements on a queue's tables, for what DBOS's client cannot say.
-
-    Args:
-        database: Where the queue is kept.
-        queue: Its name.
-    """
+    """Statements on a queue's tables, for what DBOS's client cannot say."""
 
     def __init__(self, database: QueueDatabase, queue: str) -> None:
         self._database, schema = database, database.schema(queue)
@@ -208,10 +201,7 @@ class QueueTables:
     def ask(self, statement: str, *, lock: bool = False, **values: Any) -> list[Any]:
         """Run one statement on the table `{status}` and return its rows, in a transaction.
 
-        Args:
-            statement: Spelled as both SQLite and PostgreSQL take it.
-            lock: Whether others who say so wait.
-            **values: Its parameters, by name.
+        It is spelled as both SQLite and PostgreSQL take it; others that `lock`, too, wait.
         """
         with self._database.opening(), self._sql.begin() as raw:
             if lock and self._is_server:
@@ -247,13 +237,10 @@ class Outage:
 
 
 class Engine:
-    """DBOS in this process.
+    """DBOS in this process, for a queue whose name ends with its namespace where it has one.
 
-    Args:
-        database: Where the queue is kept.
-        queue: Its name, which ends with its namespace where it has one.
-        version: Work is taken up only by code that reads this form of it.
-        prefix: What names of workers begin with.
+    Work is taken up only by code that reads its `version`; `prefix` is what names of workers begin
+    with.
     """
 
     def __init__(self, database: QueueDatabase, queue: str, version: str, prefix: str) -> None:
@@ -264,7 +251,7 @@ class Engine:
         self._watch = threading.Thread(target=self._recover, daemon=True, name=f"{prefix}recovery")
         self._stack = ExitStack()
         self._look: Callable[[], None] | None = None
-        self._names: WorkerNames
+        self._names: FileNames | LeasedNames
         self.name = ""
 
     def serve_as(self, worker: Worker) -> None:
@@ -373,8 +360,11 @@ class Engine:
             status="PENDING", app_version=self.version, load_input=False, load_output=False
         )
         # Names are held within a namespace: of another one nobody here can tell who lives.
-        own = [s.executor_id for s in begun if _queue_of(s).partition(":")[2] == self._namespace]
-        for name in {*own} - {self.name}:
+        own: set[str | None] = set()
+        for status in begun:  # what was not handed out says its queue itself
+            queue = dict[str, Any](status.attributes or {}).get("queue") or status.queue_name or ""
+            own |= {status.executor_id} if queue.partition(":")[2] == self._namespace else set()
+        for name in own - {self.name}:
             if name is not None and self._names.take(name):
                 try:
                     DBOS._recover_pending_workflows([name])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -393,8 +383,3 @@ def only_engine(worker: Worker | None = None) -> Generator[None]:
     finally:
         _process.worker = None
         _process.running.release()
-
-
-def _queue_of(status: Any) -> str:
-    """Return the queue of a piece of work; what was not handed out says it itself."""
-    return dict[str, Any](status.attributes or {}).get("queue") or status.queue_name or ""

@@ -39,15 +39,10 @@ _ADVICE = "Name a new file in a directory that can be written, or a database of 
 class PlanWorker(Worker, Protocol):
     """Does steps of plans."""
 
-    @property
-    def at_once(self) -> int:
-        """Most steps at a time."""
-        ...
-
-    @property
-    def namespace(self) -> str:
-        """The memory's."""
-        ...
+    at_once: int
+    """Most steps at a time."""
+    namespace: str
+    """The memory's."""
 
     def note_queue(self, address: str, /) -> None:
         """Note where work is kept, for whoever erases it."""
@@ -145,12 +140,9 @@ class DurableQueue:
         self.close()
 
     async def do(self, key: str, work: str, priority: int = 0) -> str:
-        """Have work done, by this process or another; not again if it was done before.
+        """Have work done, by this process or another; not again if its key was done before.
 
-        Args:
-            key: Names the work.
-            work: What a worker takes.
-            priority: The smallest of what waits goes first, then the oldest.
+        Of what waits the one with the smallest priority goes first, then the oldest.
         """
         work_id = self._prefix + key
         status = await DBOS.get_workflow_status_async(work_id)
@@ -169,8 +161,7 @@ class DurableQueue:
 
     async def remember(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
         """Return what was remembered under a key; make and store it first if nothing was."""
-        known = await self.known(key)
-        if known is not None:
+        if (known := await self.known(key)) is not None:
             return known
         text = await make()
         with self._named(self._prefix + key):

@@ -66,11 +66,6 @@ T = TypeVar("T")
 _log = logging.getLogger("hybridagi_steps")
 
 _OUTAGE_SECONDS = 5.0
-_FINAL = {
-    "completed": StepEventType.RUN_COMPLETED,
-    "failed": StepEventType.RUN_FAILED,
-    "cancelled": StepEventType.RUN_CANCELLED,
-}
 
 
 class _Standing(NamedTuple):
@@ -217,7 +212,7 @@ class DurableRunner:
                 events.append(StepEvent(type=StepEventType.STEP_COMPLETED, run_id=run_id))
                 events[-1].step_id, events[-1].snapshot = step.id, step
             if ended := ending is not None:
-                kind = _FINAL[ending["status"]]
+                kind = StepEventType(f"run_{ending['status']}")
                 events.append(StepEvent(type=kind, run_id=run_id, data=ending))
             for number, event in enumerate(events[number:], number + 1):  # noqa: B020
                 event.number, event.session_id = number, session_id

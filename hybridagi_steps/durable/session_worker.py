@@ -108,10 +108,6 @@ class RunScheduler:
 
     Those of a session keep theirs, one at a time. Of users with runs of one priority the next is
     whoever has the fewest in flight; a run of nobody counts as a user's first.
-
-    Args:
-        database: Where the queue is kept.
-        namespace: The memory's.
     """
 
     def __init__(self, database: QueueDatabase, namespace: str) -> None:
@@ -125,22 +121,15 @@ class RunScheduler:
         self.close = self._tables.close
 
     def priority(self, priority: int, session_id: str) -> int:
-        """Return what DBOS is to call the priority of a session's next run.
-
-        Raises:
-            InvalidSettingError: No number from -1,000 to 1,000.
-        """
+        """Return what DBOS is to call the priority of a session's next run."""
         own = MOST_PRIORITY + checked_priority(priority)
         [[last]] = self._tables.ask(_LAST, **self._names, session=session_id)
         return own * _CLASS + (last or 0) + 1
 
     def release(self, worker: str, at_once: int, per_user: int | None) -> None:
-        """Make as many runs ready as a worker may soon take.
+        """Make as many runs ready as a worker, that does so many at once, may soon take.
 
-        Args:
-            worker: Its name.
-            at_once: Most runs at a time of that worker.
-            per_user: Most runs in flight of one user, on all workers.
+        `per_user` is how many one user may have in flight on all workers.
         """
         how: Any = {"worker": worker, "at_once": at_once, "per_user": per_user or sys.maxsize}
         self._tables.ask(_RELEASE, lock=True, **self._names, **how)
@@ -209,8 +198,9 @@ class SessionWorker:
             )
             try:
                 while not stop.wait(poll_seconds):
-                    if runs:
-                        self._release(at_once, per_user)
+                    with self._outage.noted(self._engine.name):  # runs wait for the next look
+                        if runs:
+                            self._scheduler.release(self._engine.name, at_once, per_user)
             finally:
                 self._jobs.stopping.set()
                 self._engine.stop(grace_seconds)
@@ -222,10 +212,6 @@ class SessionWorker:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 thread.join()
         return not self._active
-
-    def _release(self, at_once: int, per_user: int | None) -> None:
-        with self._outage.noted(self._engine.name):  # runs wait for the next look
-            self._scheduler.release(self._engine.name, at_once, per_user)
 
     async def do(self, work: str) -> str:
         """Do a run on the worker's own loop; what waits for it may be cancelled, it is not."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 from hybridagi_steps.errors import InvalidSettingError
 
@@ -19,33 +18,6 @@ except ImportError:  # not a POSIX system
     fcntl = None
 
 
-class WorkerNames(Protocol):
-    """Who is a living worker."""
-
-    look_seconds: float
-    """How often dead ones are looked for."""
-
-    def first_free(self, prefix: str) -> str:
-        """Take a name that nobody living holds."""
-        ...
-
-    def take(self, name: str) -> bool:
-        """Take a name unless a living process holds it."""
-        ...
-
-    def release(self, name: str) -> None:
-        """Give a name back."""
-        ...
-
-    def renew(self, name: str) -> bool:
-        """Show that the holder of a name lives; return whether it may call others dead."""
-        ...
-
-    def close(self) -> None:
-        """Hold no name any more."""
-        ...
-
-
 class FileNames:
     """Names held by locks on files beside a database.
 
@@ -53,6 +25,7 @@ class FileNames:
     """
 
     look_seconds = 0.2
+    """How often dead workers are looked for."""
 
     def __init__(self, database: Path) -> None:
         if fcntl is None:
@@ -61,11 +34,11 @@ class FileNames:
         self._held: dict[str, int] = {}
 
     def first_free(self, prefix: str) -> str:
-        """Take the first number that is free."""
+        """Take a name that nobody living holds: the first number that is free."""
         return next(filter(self.take, (f"{prefix}{number}" for number in count(1))))
 
     def take(self, name: str) -> bool:
-        """Lock a name's file."""
+        """Take a name unless a living process holds it: lock its file."""
         assert fcntl is not None  # noqa: S101 - checked when it was made
         path = self._database.with_name(f"{self._database.name}.{name}.lock")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -78,21 +51,21 @@ class FileNames:
         return True
 
     def release(self, name: str) -> None:
-        """Unlock it."""
+        """Give a name back."""
         os.close(self._held.pop(name))
 
     def renew(self, name: str) -> bool:  # noqa: ARG002 - a lock needs none
-        """Do nothing: the lock goes with the process."""
+        """Return whether a worker may call others dead: a lock goes with the process."""
         return True
 
     def close(self) -> None:
-        """Unlock them all."""
+        """Hold no name any more."""
         for name in [*self._held]:
             self.release(name)
 
 
 class LeasedNames:
-    """Names held by rows of PostgreSQL."""
+    """Names held by rows of PostgreSQL; what it is asked is what `FileNames` is."""
 
     look_seconds = 1.0
 
@@ -104,6 +77,6 @@ class LeasedNames:
         self.first_free, self.close = self._presence.new_name, self._presence.close
 
     def renew(self, name: str) -> bool:
-        """Renew the row of a name."""
+        """Renew the row of a name; return whether its holder may call others dead."""
         self.take(name)
         return not self._presence.doubts

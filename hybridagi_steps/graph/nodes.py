@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ConfigDict, Field, Strict, ValidationError
 from pydantic.dataclasses import dataclass
@@ -47,21 +47,21 @@ def _checked(kind: type[_T]) -> type[_T]:
         try:
             build(self, *args, **values)
         except ValidationError as error:
-            raise ProgramError(_what_is_wrong(kind.__name__, error)) from error
+            raise ProgramError(_what_is_wrong(kind, error)) from error
 
     kind.__init__ = init
     return kind
 
 
-def _what_is_wrong(kind: str, error: ValidationError) -> str:
-    names = list(getattr(globals().get(kind), "__dataclass_fields__", ()))
+def _what_is_wrong(kind: type[Any], error: ValidationError) -> str:
+    names = [field.name for field in fields(kind)]
     first = error.errors(include_url=False)[0]
     place = first["loc"][0] if first["loc"] else ""
     name = names[place] if isinstance(place, int) and place < len(names) else place
-    article = "an" if kind[0] in "AEIOU" else "a"
+    shown = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
     if first["type"] in ("missing", "missing_argument"):
-        return f"{article} {kind} needs {name!r}."
-    return f"{name!r} of {article} {kind} cannot be {first['input']!r:.80}: {first['msg']}."
+        return f"{shown} needs {name!r}."
+    return f"{name!r} of {shown} cannot be {first['input']!r:.80}: {first['msg']}."
 
 
 @_checked

@@ -118,18 +118,9 @@ def read(text: str, name: str | None = None) -> ReadText:
     try:
         text.encode()
         return _Reader(_parser().parse(text)).read()
-    except UnicodeEncodeError as error:
-        line, column = _line_and_column(text, error.start)
-        raise ProgramTextError(
-            "half a character (a lone surrogate)", line=line, column=column, name=name
-        ) from None
-    except UnexpectedInput as error:
+    except (UnicodeEncodeError, UnexpectedInput, _RefusedError) as error:
         line, column = _place(error, text)
         raise ProgramTextError(_explain(error, text), line=line, column=column, name=name) from None
-    except _RefusedError as error:
-        raise ProgramTextError(
-            str(error), line=error.line, column=error.column, name=name
-        ) from None
 
 
 class _RefusedError(Exception):
@@ -313,18 +304,22 @@ def _variable(text: str, token: Token) -> str:
     return name
 
 
-def _place(error: UnexpectedInput, text: str) -> tuple[int, int]:
+def _place(
+    error: UnicodeEncodeError | UnexpectedInput | _RefusedError, text: str
+) -> tuple[int, int]:
     """Return line and column; an error at the end of the text stands behind its last character."""
-    if isinstance(error, UnexpectedToken) and error.token.type == "$END":
-        return _line_and_column(text, len(text))
-    return error.line, error.column
-
-
-def _line_and_column(text: str, place: int) -> tuple[int, int]:
+    if isinstance(error, UnicodeEncodeError):
+        place = error.start
+    elif isinstance(error, UnexpectedToken) and error.token.type == "$END":
+        place = len(text)
+    else:
+        return error.line, error.column
     return text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
 
 
-def _explain(error: UnexpectedInput, text: str) -> str:
+def _explain(error: UnicodeEncodeError | UnexpectedInput | _RefusedError, text: str) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return "half a character (a lone surrogate)"
     if isinstance(error, UnexpectedCharacters):
         found = text[error.pos_in_stream or 0]
         if found in "\"'`":
@@ -336,7 +331,7 @@ def _explain(error: UnexpectedInput, text: str) -> str:
         token = error.token
         found = "the end of the text" if token.type == "$END" else repr(_short(str(token)))
         return f"expected {_expected(error.accepts or error.expected)}, found {found}"
-    return "this cannot be read"
+    return str(error)
 
 
 def _expected(terminals: Iterable[str]) -> str:

@@ -91,14 +91,9 @@ class Artifact(NamedTuple):
 
 
 def shape_problem(shape: object, value: object) -> str | None:
-    """Return what is wrong with a value, None when it has the shape.
+    """Return what is wrong with plain JSON data, None when it has the shape; None demands nothing.
 
-    Args:
-        shape: A shape as described above; None demands nothing.
-        value: Plain JSON data.
-
-    Returns:
-        One line per fault, joined by "; ", each with the place inside the value.
+    Faults are joined by "; ", each with the place inside the value.
     """
     if shape is None:
         return None

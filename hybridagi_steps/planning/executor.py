@@ -39,11 +39,11 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.graph.tools.base import is_async
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.messages.parts import is_call_id
-from hybridagi_steps.planning.comparison import CACHE_MINIMUM
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.settings import AtLeastOne, Count, Counter, checked
 from hybridagi_steps.planning.step_prompts import (
+    CACHE_MINIMUM,
     FILE_TOKENS,
     INSTRUCTIONS,
     CarryOutStep,
@@ -163,9 +163,8 @@ class StepExecutor(dspy.Module):
             feedback=work.feedback,
             shared=work.shared,
         )
-        own = [dspy.Tool(tool) for tool in workspace_tools(workspace)] if workspace else []
         finish = _FinishTool(work.step, self.artifact_types)
-        tools = [*own, *self.tools, finish.tool]
+        tools = self._tools(workspace, finish)
         refuse_same_names(str(tool.name) for tool in tools)
         known = {str(tool.name): tool for tool in tools}
         caller = ToolCaller(known, FINISH_TOOL, work.problems)
@@ -177,9 +176,12 @@ class StepExecutor(dspy.Module):
 
     def schemas(self, workspace: Workspace | None) -> list[dict[str, Any]]:
         """Return what a model is told of the tools; the same for all steps."""
-        own = [dspy.Tool(tool) for tool in workspace_tools(workspace)] if workspace else []
-        tools = [*own, *self.tools, _FinishTool(PlanStep(id="any", goal="any"), {}).tool]
+        tools = self._tools(workspace, _FinishTool(PlanStep(id="any", goal="any"), {}))
         return [tool.format_as_litellm_function_call() for tool in tools]
+
+    def _tools(self, workspace: Workspace | None, finish: _FinishTool) -> list[dspy.Tool]:
+        own = map(dspy.Tool, workspace_tools(workspace)) if workspace else ()
+        return [*own, *self.tools, finish.tool]
 
     async def _turns(
         self, given: dict[str, str], tools: list[dspy.Tool], caller: ToolCaller, finish: _FinishTool

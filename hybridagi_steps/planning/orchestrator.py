@@ -21,8 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.comparison import Comparison
-from hybridagi_steps.planning.estimate import estimated, files_to_share
+from hybridagi_steps.planning.comparison import Comparison, estimated, files_to_share
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
@@ -347,11 +346,9 @@ def _execution(
 
 
 def named_model(name: str, api_base: str | None = None) -> Any:
-    """Return a language model.
+    """Return a language model, by `provider/model`; keys are read from the provider's variables.
 
-    Args:
-        name: `provider/model`, as DSPy has it. Keys are read from the provider's own variables.
-        api_base: Address of a server that speaks the provider's protocol.
+    `api_base` is the address of a server that speaks the provider's protocol.
     """
     if api_base is None:
         return dspy.LM(name)

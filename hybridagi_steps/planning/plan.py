@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticSerializationError
 
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
+from hybridagi_steps.graph.nodes import reached
 from hybridagi_steps.planning.artifact_types import check_shape, clean_name
 from hybridagi_steps.planning.plan_fields import STEP_ID
 from hybridagi_steps.planning.plan_parser import read_plan, refusal, write_plan
@@ -216,14 +217,7 @@ class Plan(BaseModel):
         The step itself is among them only in a circle.
         """
         waits_for = {step.id: step.dependencies for step in self.steps}
-        reached: set[str] = set()
-        frontier = list(waits_for.get(step_id, ()))
-        while frontier:
-            name = frontier.pop()
-            if name not in reached:
-                reached.add(name)
-                frontier.extend(waits_for.get(name, ()))
-        return reached
+        return set(reached(waits_for.get(step_id, ()), lambda name: waits_for.get(name, ())))
 
     def __str__(self) -> str:
         """The plan's text form."""

@@ -21,7 +21,7 @@ from anyio.to_thread import run_sync
 from dspy.utils.exceptions import LMError
 
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
-from hybridagi_steps.planning.estimate import estimated, files_to_share
+from hybridagi_steps.planning.comparison import estimated, files_to_share
 from hybridagi_steps.planning.generator import ORCHESTRATOR, new_steps
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.queued_steps import Resuming
@@ -252,7 +252,8 @@ class PlanRun:
         refused = any(isinstance(self._results[name].error, LMError) for name in failed)
         if not failed or refused or limits & {"max_tokens", "max_cost"}:
             return False  # no model would answer
-        may = self._result.replans < self._settings.max_replans and self._settings.can_replan
+        can = hasattr(self._settings.planner, "replan")
+        may = can and self._result.replans < self._settings.max_replans
         choice = "replan" if may else "give up"
         told = FunctionStep("decision", "after_failure", _AFTER_FAILURE, ("replan", "give up"))
         with self._run.recorded.step(told, {"failed": failed, "undone": undone}) as decision:

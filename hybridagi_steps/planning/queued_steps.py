@@ -39,11 +39,7 @@ _PATHS = TypeAdapter(dict[str, Change])
 class Resuming:
     """Has the work of one run done, and finds what was done before; without a queue, nothing was.
 
-    Args:
-        key: Names the run within all runs.
-        settings: Of the orchestrator.
-        queue: Where work is handed out, and what is remembered is kept.
-        priority: Of its work in the queue.
+    The queue hands work out, and keeps what is remembered under the key of the run.
     """
 
     def __init__(

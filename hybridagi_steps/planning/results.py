@@ -27,11 +27,11 @@ from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.running.streaming import FINAL_EVENTS
 from hybridagi_steps.token_counters import EstimatingCounter
 
 _MOST_TOLD = 200
 _MOST_DRAWN = 300
-_FINAL = (StepEventType.RUN_COMPLETED, StepEventType.RUN_FAILED, StepEventType.RUN_CANCELLED)
 
 _log = logging.getLogger("hybridagi_steps")
 
@@ -266,7 +266,7 @@ class ProgressBar:
             self._seen.add(str(event.step_id))
             self._bar.set_postfix_str(f"{event.step_id}: {data.get('status')}")
             self._bar.update(1)
-        if event.type in _FINAL:
+        if event.type in FINAL_EVENTS:
             self._bar.close()
 
 

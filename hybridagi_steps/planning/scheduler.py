@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from hybridagi_steps.errors import InvalidPlanError
+from hybridagi_steps.graph.nodes import reached
 from hybridagi_steps.planning.plan import Plan, PlanStep
 
 
@@ -66,17 +67,15 @@ class Schedule:
     def failed(self, step_id: str) -> list[str]:
         """Note that a running step has failed; return the ids of the steps skipped for it."""
         self._leave_running(step_id, StepState.FAILED)
-        skipped: list[str] = []
-        frontier = list(self._waiting_for.get(step_id, ()))
-        while frontier:
-            name = frontier.pop(0)
-            if self.states[name] is not StepState.WAITING:
-                continue
-            self.states[name] = StepState.SKIPPED
-            self.because[name] = step_id
+
+        def waiting(name: str) -> list[str]:
+            after = self._waiting_for.get(name, ())
+            return [name for name in after if self.states[name] is StepState.WAITING]
+
+        skipped = list(reached(waiting(step_id), waiting))
+        for name in skipped:
+            self.states[name], self.because[name] = StepState.SKIPPED, step_id
             self._ready.pop(name, None)
-            skipped.append(name)
-            frontier.extend(self._waiting_for.get(name, ()))
         return skipped
 
     def undone(self) -> list[str]:

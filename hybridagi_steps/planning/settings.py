@@ -123,8 +123,3 @@ class Settings(BaseModel):
             callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
             stack.enter_context(overriding(callbacks=[ledger, *callbacks]))
             yield run
-
-    @cached_property
-    def can_replan(self) -> bool:
-        """Whether the planner knows how to change a plan."""
-        return hasattr(self.planner, "replan")

@@ -31,6 +31,11 @@ from hybridagi_steps.workspace.workspace import Workspace
 FILE_TOKENS = 8_000
 """Tokens that the contents of all files of a step may take together."""
 
+CACHE_MINIMUM = 1_024
+"""The shortest beginning of a prompt that OpenAI and most models of Anthropic keep.
+
+Reference: OpenAI and Anthropic, "Prompt caching"."""
+
 _SHARED_FILE_TOKENS = 200
 """How far a file may exceed what is wanted of it."""
 _SHARED_FILES = "Files as they were when the plan began; a brief shows those that have changed"
@@ -91,7 +96,7 @@ class WorkAdapter(dspy.ChatAdapter):
             return super().format(signature, demos, inputs)
         shown = [message for demo in demos for message in _example(demo)]
         return [
-            {"role": "system", "content": _beginning(signature, inputs)},
+            {"role": "system", "content": _joined(signature.instructions, inputs["shared"])},
             *shown,
             {"role": "user", "content": inputs["brief"]},
             *inputs["turns"],
@@ -138,11 +143,6 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _beginning(signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> str:
-    """Return what all steps of a plan begin with."""
-    return _joined(signature.instructions, inputs["shared"])
-
-
 def _native(signature: type[dspy.Signature]) -> bool:
     """Whether DSPy has taken the tools out of the signature, because the model calls natively."""
     return list(signature.output_fields) == ["thought"]
@@ -185,11 +185,7 @@ def shared_files(
 ) -> dict[str, str]:
     """Return the files that bring what steps share up to a length, by path; none if they cannot.
 
-    Args:
-        named: What steps name, as often as they do; the oftenest and the shortest come first.
-        workspace: Where the files are.
-        counter: Counts their tokens.
-        missing: How many tokens more are wanted.
+    Of what is `named` the oftenest and the shortest come first, until no tokens are `missing`.
     """
     found: list[tuple[int, int, str, str]] = []
     for path, times in Counter(named).items():
@@ -227,7 +223,11 @@ def make_brief(
         _section("Left out", "\n".join(cut)),
         _section("The attempt before this one failed", feedback),
     ]
-    before = _section("From earlier steps", _written(artifacts))
+    written = [
+        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in artifacts.items()
+    ]
+    before = _section("From earlier steps", "\n".join(written))
     given = _joined(before, *last)
     text = _joined(task, _quoted(given) if given else "")
     return Brief(text, cut, _joined(task, *last[1:]), shown)
@@ -256,14 +256,6 @@ def _wanted(step: PlanStep) -> str:
         form = shape if isinstance(shape, str) else json.dumps(shape, ensure_ascii=False)
         lines.append(f"- {name}" + (f": {form}" if shape else "") + (f" ({note})" if note else ""))
     return _section("Artifacts to hand on", "\n".join(lines))
-
-
-def _written(artifacts: Mapping[str, Any]) -> str:
-    lines = [
-        f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for name, value in artifacts.items()
-    ]
-    return "\n".join(lines)
 
 
 def _section(title: str, text: str) -> str:

@@ -218,8 +218,7 @@ class StepRun:
 
         What memory redacted or cut, and what would not be accepted today, is not taken.
         """
-        found = None if key is None else earlier_work(self._run.settings.memory, key)
-        if key is None or found is None:
+        if key is None or (found := earlier_work(self._run.settings.memory, key)) is None:
             return None
         outputs = found.outputs or {}
         given: Any = outputs.get("artifacts")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from starlette.staticfiles import StaticFiles
 
 from hybridagi_steps import __version__
 from hybridagi_steps.memory import StepMemory
@@ -23,7 +24,7 @@ from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.openai_form import OpenAIErrors
 from hybridagi_steps.server.problems import Problem, install_problems, unknown_parameters
 from hybridagi_steps.server.routes import chat as chat_routes
-from hybridagi_steps.server.routes import drawings, page
+from hybridagi_steps.server.routes import page, run_graphs
 from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
 from hybridagi_steps.server.routes import sessions as session_routes
@@ -46,8 +47,7 @@ _ROUTERS = (
     session_routes.router,
     run_routes.listing_router,
     run_routes.router,
-    drawings.router,  # before the run itself, as the other paths below it
-    drawings.map_router,
+    run_graphs.router,  # before the run itself, as the other paths below it
     run_routes.work_router,
     page.router,
 )
@@ -99,7 +99,7 @@ def create_app(
     app.state.routes = [route for router in _ROUTERS for route in router.routes]
     for router in _ROUTERS:
         app.include_router(router)
-    app.mount("/static", page.static_files(), name="static")
+    app.mount("/static", StaticFiles(directory=page.STATIC), name="static")
     app.openapi = partial(_document, app)
     install_problems(app)
     _protect(app, settings, tokens, memory.namespace)

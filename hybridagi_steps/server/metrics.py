@@ -20,11 +20,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class ServerMetrics:
-    """Counters and timings of one app.
-
-    Args:
-        namespace: The memory's, which `memory_info` tells, so that figures can be had by it.
-    """
+    """Counters and timings of one app; `memory_info` tells the namespace, to have figures by it."""
 
     def __init__(self, namespace: str = "default") -> None:
         self._registry = CollectorRegistry()

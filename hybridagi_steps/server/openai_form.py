@@ -353,10 +353,8 @@ class End(NamedTuple):
 class Conversations:
     """The ends of conversations of clients that send the whole history and name no session.
 
-    Only keyed digests are kept, in this process alone: they tell nothing of what was said.
-
-    Args:
-        most: How many are kept; the one that was written first goes first.
+    Only keyed digests are kept, in this process alone: they tell nothing of what was said. Of more
+    than so many the one that was written first goes first.
     """
 
     def __init__(self, most: int = 10_000) -> None:

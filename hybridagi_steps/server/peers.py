@@ -52,10 +52,7 @@ _READ_AT_ONCE = 4
 class Peers:
     """The servers on one memory, this one among them.
 
-    Args:
-        memory: Where the steps are.
-        runs: What servers know of each other's runs.
-        most_bytes: About how much is kept of a run that is followed.
+    `runs` is what they know of each other's; about `most_bytes` are kept of one that is followed.
     """
 
     def __init__(self, memory: StepMemory, runs: live_runs.LiveRuns, most_bytes: int) -> None:
@@ -121,9 +118,7 @@ class Peers:
     async def ask(self, run_id: str, **asked: Any) -> bool:
         """Ask the server that has a run, or one inside it, for something; return what came of it.
 
-        Args:
-            run_id: The run.
-            asked: `cancel=True`, or a `call_id` and whether it is `allowed`.
+        What is asked is `cancel=True`, or a `call_id` and whether it is `allowed`.
         """
         if not await in_thread(partial(self.runs.elsewhere, StepFilter())):
             return False
@@ -144,9 +139,8 @@ class Peers:
     async def _tell(self, *, reachable: bool = False) -> None:
         """Tell others what they are not told yet, in order; it may be told twice.
 
-        Args:
-            reachable: Whether the database has just answered. What it goes on to refuse all the
-                same is left out, since all that comes after it would wait for ever.
+        What a `reachable` database, which has just answered, goes on to refuse all the same is left
+        out, since all that comes after it would wait for ever.
         """
         async with self._telling:
             while self._untold:

@@ -17,13 +17,12 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from hybridagi_steps import errors
 from hybridagi_steps.errors import StepsError
-from hybridagi_steps.server.schemas import DuplicateKeyError
+from hybridagi_steps.server.schemas import Answer, DuplicateKeyError
 from hybridagi_steps.server.tokens import CALLER, Caller
 
 log = logging.getLogger("hybridagi_steps.server")
@@ -90,10 +89,8 @@ STATUS: Mapping[type[StepsError], int] = {
 """The status of each class and of what inherits from it; the nearest class counts."""
 
 
-class FieldError(BaseModel):
+class FieldError(Answer):
     """One field of a request that is wrong."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     field: str
     """Where it stands, such as `body.sequence`."""
@@ -101,10 +98,8 @@ class FieldError(BaseModel):
     """What is wrong with it."""
 
 
-class Problem(BaseModel):
+class Problem(Answer):
     """An error, as RFC 9457 has it."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     type: str = "about:blank"
     """Always about:blank: the status and `error` say what kind it is."""
@@ -116,7 +111,7 @@ class Problem(BaseModel):
     """What happened, and what to do about it."""
     error: str | None = None
     """The class of the error in Python."""
-    errors: list[FieldError] | None = Field(default=None)
+    errors: list[FieldError] | None = None
     """The fields that are wrong."""
 
 

@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hybridagi_steps.server.problems import problem_response
 from hybridagi_steps.server.tokens import CALLER, Tokens, TokenScope
 
-"""Where in a request's scope the Caller stands."""
 PURGE = "/purge"
 """The path of the one POST that deletes."""
 _NEEDED = {
@@ -83,9 +82,7 @@ class _HeaderCheck:
 class HostCheck(_HeaderCheck):
     """ASGI middleware: 400 for what is no Host, 421 for a foreign one, 403 for a foreign Origin.
 
-    Args:
-        app: What is protected.
-        allowed: Host names that are this server, without ports; an IPv6 address without brackets.
+    Host names that are `allowed` are this server; they have no ports.
     """
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
@@ -112,12 +109,7 @@ class HostCheck(_HeaderCheck):
 class TokenCheck(_HeaderCheck):
     """ASGI middleware: 401 without a token that is known, 403 without the scope.
 
-    Args:
-        app: What is protected.
-        tokens: Who may come in.
-        namespace: What is served.
-        open_paths: Paths that need no token to be read.
-        open_folders: Beginnings of paths that need no token to be read.
+    Open paths, and those that begin with an open folder, need no token to be read.
     """
 
     def __init__(

@@ -33,15 +33,10 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class Slots:
-    """The places for one kind of thing.
+    """The places for one kind of thing, as metrics name it.
 
-    Args:
-        kind: What takes them, as metrics name it.
-        most: How many there are.
-        metrics: Counts who is refused, and who has left.
-        queue: How many may wait for one.
-        queue_seconds: How long each may wait.
-        retry_seconds: When somebody who was refused should come again.
+    As many as `queue` may wait for one, each for so many seconds; who is refused is told when to
+    come again.
     """
 
     def __init__(
@@ -58,7 +53,8 @@ class Slots:
         self._queue, self._queue_seconds = queue, queue_seconds
         self._retry = {"Retry-After": str(retry_seconds)}
         self._limiter = anyio.CapacityLimiter(most)
-        self._closed = False
+        self.closed = False
+        """Whether nobody is taken in any more."""
 
     @property
     def used(self) -> int:
@@ -70,14 +66,9 @@ class Slots:
         """How many wait for one."""
         return self._limiter.statistics().tasks_waiting
 
-    @property
-    def closed(self) -> bool:
-        """Whether nobody is taken in any more."""
-        return self._closed
-
     def check(self) -> None:
         """Refuse whoever would be one too many."""
-        if self._closed:
+        if self.closed:
             raise HTTPException(503, "the server is about to end; try again later.", self._retry)
         if self.used >= self._most and self.waiting >= self._queue:
             raise self._refused()
@@ -98,7 +89,7 @@ class Slots:
                 raise self._refused() from None
             await self._wait(receive)
         try:
-            if self._closed:
+            if self.closed:
                 self.check()
             yield
         finally:
@@ -106,7 +97,7 @@ class Slots:
 
     def close(self) -> None:
         """Refuse whoever waits, and whoever comes."""
-        self._closed = True
+        self.closed = True
         self._limiter.total_tokens = math.inf  # whoever waits gets a place, and finds it closed
 
     async def _wait(self, receive: Receive) -> None:

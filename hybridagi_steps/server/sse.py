@@ -15,6 +15,7 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -85,10 +86,6 @@ class Frame(NamedTuple):
         return event
 
 
-def _as_it_is(frame: Frame) -> bytes:
-    return frame.data
-
-
 class Batch(NamedTuple):
     """What a reader is sent next."""
 
@@ -110,13 +107,7 @@ class KeyedMessage(NamedTuple):
 
 
 class LiveRun:
-    """A run's events.
-
-    Args:
-        run_id: The run.
-        session_id: Its session.
-        most_bytes: About how much is kept of pieces: deltas and metrics.
-    """
+    """A run's events; of pieces, deltas and metrics, about `most_bytes` are kept."""
 
     def __init__(self, run_id: str, session_id: str | None, most_bytes: int) -> None:
         self.run_id, self.session_id = run_id, session_id
@@ -154,7 +145,7 @@ class LiveRun:
         self.ended = True
         self._wake()
 
-    def after(self, number: int, form: Callable[[Frame], bytes] = _as_it_is) -> Batch:
+    def after(self, number: int, form: Callable[[Frame], bytes] = attrgetter("data")) -> Batch:
         """Return what comes after an event in a `form`, a chunk of it when it is much."""
         place = bisect_right(self._frames, number, key=lambda frame: frame.number)
         data = bytearray()

@@ -93,11 +93,8 @@ class Tokens:
 class TokenFile(Tokens):
     """The tokens of a file as it is now, and those that are known always.
 
-    While the file is missing or a line of it says something else, none of its tokens is known.
-
-    Args:
-        path: The file; it is read again when a token is asked for and it has changed.
-        always: What else is known.
+    It is read again when a token is asked for and it has changed. While it is missing or a line of
+    it says something else, none of its tokens is known.
     """
 
     def __init__(self, path: Path, always: Mapping[str, Caller]) -> None:

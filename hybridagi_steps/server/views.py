@@ -139,10 +139,7 @@ def run_costs(steps: Sequence[AgentStep]) -> dict[str, Any]:
 def judged_run(memory: StepMemory, run_id: str, whose: str | None) -> dict[str, Any] | None:
     """Return how the like of a run's last steps ended before; None: it has no steps.
 
-    Args:
-        memory: Where it is.
-        run_id: The run.
-        whose: The user whose past may be seen; None: everybody's.
+    `whose` is the user whose past may be seen; None: everybody's.
     """
     # Loaded when first asked for: they load DSPy.
     from hybridagi_steps.optimize.feedback import first_trouble
@@ -202,35 +199,31 @@ def work_data(
 ) -> dict[str, Any]:
     """Return who works, what waits and what goes on, from rows of each."""
     kinds: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    for row in processes:
-        names = ("name", "host", "process", "seen_seconds")
-        kinds[row[0].startswith("server-")].append(dict(zip(names, row, strict=True)))
+    for name, host, process, seen in processes:
+        about = {"name": name, "host": host, "process": process, "seen_seconds": seen}
+        kinds[name.startswith("server-")].append(about)
     waiting = [
         filled(
-            **dict(zip(("name", "queued", "running", "failed"), row, strict=False)),
-            oldest_wait_seconds=row[4] and max(0.0, time.time() - row[4] / 1000),
+            name=name,
+            queued=queued,
+            running=running,
+            failed=failed,
+            oldest_wait_seconds=since and max(0.0, time.time() - since / 1000),
         )
-        for row in queues
+        for name, queued, running, failed, since in queues
     ]
-    names = ("run_id", "session_id", "user_id", "server")
-    in_flight = [filled(**dict(zip(names, row, strict=True))) for row in runs]
+    in_flight = [
+        filled(run_id=run, session_id=session, user_id=user, server=server)
+        for run, session, user, server in runs
+    ]
     return {"servers": kinds[True], "workers": kinds[False], "queues": waiting, "runs": in_flight}
 
 
 def hit_data(hit: StepHit) -> dict[str, Any]:
     """Return one hit."""
-    return filled(
-        step=without_vectors([hit.step])[0],
-        score=hit.score,
-        dense_score=hit.dense_score,
-        lexical_score=hit.lexical_score,
-        why=hit.why,
-        parts=hit.parts or None,
-        context=without_vectors(hit.context),
-        kind=hit.kind,
-        session_id=hit.session_id,
-        sequence=hit.sequence,
-    )
+    left_out: dict[str, Any] = {"step": {"vector"}, "context": {"__all__": {"vector"}}}
+    left_out |= {"feedback": True} | ({} if hit.parts else {"parts": True})
+    return hit.model_dump(mode="json", exclude=left_out, exclude_none=True)
 
 
 def titles(steps: Iterable[AgentStep]) -> dict[str, str]:

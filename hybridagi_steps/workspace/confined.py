@@ -100,8 +100,7 @@ class ConfinedDirectory:
         if os.open not in os.supports_dir_fd:
             raise WorkspaceError("workspaces need a POSIX system: files are opened by descriptor")
         try:
-            with self._open_root():
-                pass
+            os.close(os.open(self.root, _DIRECTORY))
         except (OSError, ValueError) as error:
             raise WorkspaceError(_no_root(root, error)) from error
 
@@ -128,13 +127,10 @@ class ConfinedDirectory:
             raise
 
     def write_bytes(self, path: str, content: bytes, *, mode: int | None, sync: bool) -> None:
-        """Write a file whole, with the directories above it.
+        """Write a file whole, with the directories above it; with `sync` it is on the disk then.
 
-        Args:
-            path: Where; what was there is replaced, a link itself rather than what it points at.
-            content: All of it.
-            mode: Permission bits; None keeps those of the file that is replaced.
-            sync: Whether it is on the disk on return.
+        What was there is replaced, a link itself rather than what it points at; without a mode its
+        permission bits are kept.
         """
         with self._parent(path, make=True) as (parent, name):
             if mode is None:
@@ -204,14 +200,6 @@ class ConfinedDirectory:
                         os.unlink(name, dir_fd=descriptor)
 
     @contextmanager
-    def _open_root(self) -> Generator[int]:
-        descriptor = os.open(self.root, _DIRECTORY)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
     def _directory(
         self, parts: tuple[str, ...], path: str, *, make: bool = False
     ) -> Generator[int]:
@@ -220,16 +208,15 @@ class ConfinedDirectory:
         What the system refuses, here or in the block, is said in words about `path`.
         """
         try:
-            with self._open_root() as root:
-                descriptor = os.dup(root)
-                try:
-                    for part in parts:
-                        inner = _open_directory(part, descriptor, make=make)
-                        os.close(descriptor)
-                        descriptor = inner
-                    yield descriptor
-                finally:
+            descriptor = os.open(self.root, _DIRECTORY)
+            try:
+                for part in parts:
+                    inner = _open_directory(part, descriptor, make=make)
                     os.close(descriptor)
+                    descriptor = inner
+                yield descriptor
+            finally:
+                os.close(descriptor)
         except WorkspaceError:
             raise
         except OSError as error:

@@ -117,6 +117,7 @@ class ChangeLog:
     def __init__(self, folder: Path, directory: ConfinedDirectory, *, sync: bool) -> None:
         self.folder, self._directory, self._sync = folder, directory, sync
         self.state = StateFolder(folder)
+        self._rollback_file, self._pending_file = folder / "last_rollback", folder / "pending.json"
 
     def keep(self, name: str, content: bytes) -> None:
         """Keep a content under its hash."""
@@ -251,7 +252,7 @@ class ChangeLog:
             return
         if found.kind == "dir":
             for inner in reversed(list(self._directory.walk(path))):
-                if entry is not None or _ignored(inner.path):
+                if entry is not None or not IGNORED.isdisjoint(inner.path.split("/")):
                     self._directory.remove(inner.path)
             if entry is None and any(True for _ in self._directory.walk(path)):
                 return  # something new came into it meanwhile, which is not ours to remove
@@ -265,14 +266,6 @@ class ChangeLog:
         else:
             content = self.content(entry.content)
             self._directory.write_bytes(path, content, mode=entry.mode, sync=self._sync)
-
-    @property
-    def _rollback_file(self) -> Path:
-        return self.folder / "last_rollback"
-
-    @property
-    def _pending_file(self) -> Path:
-        return self.folder / "pending.json"
 
     def _manifest(self, snapshot_id: str) -> Path:
         if not isinstance(snapshot_id, str) or not snapshot_id.isalnum():  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -310,7 +303,3 @@ def _read_content(path: Path, name: str) -> bytes:
 def _encoded(value: Mapping[str, Entry | None]) -> bytes:
     # ASCII escapes hold the names that are not UTF-8; such files exist.
     return json.dumps(value).encode("ascii")
-
-
-def _ignored(path: str) -> bool:
-    return any(part in IGNORED for part in path.split("/"))

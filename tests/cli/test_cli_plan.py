@@ -13,7 +13,7 @@ from rich.console import Console
 
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
-from hybridagi_steps.cli.plan_tree import PlanTree
+from hybridagi_steps.cli.plan import PlanTree
 from hybridagi_steps.planning.example_tasks import tasks
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.testing import ScriptedLM, ToolCall

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
-from starlette.staticfiles import StaticFiles
 
 from hybridagi_steps import __version__
 from hybridagi_steps._concurrency import in_thread
@@ -25,15 +24,11 @@ router = APIRouter(tags=["service"])
 log = logging.getLogger("hybridagi_steps.server")
 
 STATIC = Path(str(files("hybridagi_steps.server") / "static"))
+"""The page's files."""
 _OPEN: dict[str, Any] = {"security": []}
 """What a route adds to its OpenAPI entry when it needs no token."""
 _READY_SECONDS = 2.0
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def static_files() -> StaticFiles:
-    """Return the page's files as an app."""
-    return StaticFiles(directory=STATIC)
 
 
 @router.head("/", include_in_schema=False)

@@ -12,12 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from fastapi import APIRouter, Response
+
 from hybridagi_steps.display.graph import graph_svg
 from hybridagi_steps.display.titles import fields, line
 from hybridagi_steps.errors import ProgramError, StepsError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_identity import is_end
-from hybridagi_steps.server.schemas import Answer
+from hybridagi_steps.server.problems import problems
+from hybridagi_steps.server.schemas import RUN, Answer, RunId, answer
+from hybridagi_steps.server.services import Shared
+from hybridagi_steps.server.slots import WorkRoute
 
 if TYPE_CHECKING:
     from hybridagi_steps.graph.nodes import ProgramGraph
@@ -39,15 +44,39 @@ class Drawing(Answer):
     """How many nodes are in each state."""
 
 
+class RunGraphs(Answer):
+    """The graphs that a run went through, the outermost first; none of a run without any."""
+
+    graphs: list[Drawing]
+
+
+router = APIRouter(tags=["runs"], route_class=WorkRoute)
+
+
+@router.get(RUN + "/graph", response_model=RunGraphs, responses=problems(404))
+async def draw_run(shared: Shared, run_id: RunId) -> Response:
+    """Draw the graph programs and plans of a run, with what became of their nodes so far."""
+    program = shared.hub.runner.program if shared.has_program else None
+
+    def draw() -> list[Drawing] | None:
+        summary = next(iter(shared.memory.runs(limit=1, scope="*", where={"run_id": run_id})), None)
+        if summary is None:
+            return None
+        steps = list(shared.memory.run_steps(run_id))
+        return run_drawings(steps, known_programs(program), summary.status == "running")
+
+    found = await shared.asked("graph", draw)
+    if found is None:  # 404, unless a kill came before the first step
+        await shared.asked("graph", lambda: shared.hub.without_steps(run_id))
+    return answer({"graphs": [drawing.model_dump() for drawing in found or ()]})
+
+
 def run_drawings(
     steps: Sequence[AgentStep], known: Mapping[str, ProgramGraph], live: bool
 ) -> list[Drawing]:
-    """Return the graphs of a run's steps.
+    """Return the graphs of a run's steps, by hop, with the graph programs that are `known`.
 
-    Args:
-        steps: All of a run, by hop.
-        known: Definitions of graph programs by name.
-        live: Whether the run goes on: what has begun is then running, not cut short.
+    While the run is `live` what has begun is running, not cut short.
     """
     run = _Run(steps, live)
     return [*_plan_drawings(run), *_program_drawings(run, known)]

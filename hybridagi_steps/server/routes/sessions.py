@@ -111,9 +111,8 @@ async def list_steps(
 ) -> Response:
     """Return a session's messages in order."""
     store = shared.repository.store
-    last = end_seq
-    if limit is not None:
-        last = start_seq + limit - 1 if end_seq is None else min(end_seq, start_seq + limit - 1)
+    ends_at = (end_seq, None if limit is None else start_seq + limit - 1)
+    last = min((end for end in ends_at if end is not None), default=None)
 
     def read() -> tuple[list[Step], bool]:
         steps = store.messages(session_id, start_seq, last)
@@ -279,8 +278,7 @@ def _check_idle(shared: Shared, caller: Caller, session_id: str) -> None:
 
 
 def _side(side: BranchSide) -> dict[str, Any]:
-    measured = [step.metrics for step in side.steps if step.metrics is not None]
-    metrics = RunMetrics.of(*measured) if measured else RunMetrics()
+    metrics = RunMetrics.of(*(step.metrics for step in side.steps if step.metrics is not None))
     parts = [count for count in (side.input_tokens, side.output_tokens) if count is not None]
     return filled(
         messages=side.steps,
@@ -295,10 +293,7 @@ def _receipt(receipt: Receipt) -> dict[str, Any]:
     return {
         "kept": [entry._asdict() for entry in receipt.kept],
         "dropped": [entry._asdict() for entry in receipt.dropped],
-        "tokens": receipt.tokens,
-        "budget": receipt.budget,
-        "counter_id": receipt.counter_id,
-        "notes": receipt.notes,
+        **{name: getattr(receipt, name) for name in ("tokens", "budget", "counter_id", "notes")},
     }
 
 
