@@ -20,7 +20,6 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.records.store_values import Attempt, SessionSummary
-from hybridagi_steps.server.tokens import TokenScope
 from hybridagi_steps.validation import MAX_ID_LENGTH
 
 LARGEST_SEQUENCE = 2**53 - 1
@@ -347,55 +346,6 @@ class Health(Answer):
     version: str
     program: bool
     """Whether a program is served, so that chat and retry work."""
-
-
-class CallerShape(Answer):
-    """What a token allows."""
-
-    scopes: list[TokenScope]
-    """`admin` is all of them."""
-    user_id: str | None = None
-    """The one user that it acts as; missing: any."""
-
-
-class ProcessShape(Answer):
-    """A server, or a worker of a queue, that lives."""
-
-    name: str
-    host: str
-    process: int
-    seen_seconds: float
-    """How long ago it showed that it lives."""
-
-
-class QueueShape(Answer):
-    """A queue of runs or of steps of plans."""
-
-    name: str
-    queued: int
-    running: int
-    failed: int
-    """What was given up; a run that ended as failed is a run that was done."""
-    oldest_wait_seconds: float | None = None
-    """Absent while nothing waits."""
-
-
-class RunInFlight(Answer):
-    """A run that a server has in flight."""
-
-    run_id: str
-    session_id: str | None = None
-    user_id: str | None = None
-    server: str
-
-
-class Work(Answer):
-    """Who works on a memory, and on what."""
-
-    servers: list[ProcessShape]
-    workers: list[ProcessShape]
-    queues: list[QueueShape]
-    runs: list[RunInFlight]
 
 
 class DuplicateKeyError(ValueError):

@@ -19,6 +19,7 @@ from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import problems
 from hybridagi_steps.server.schemas import answer
 from hybridagi_steps.server.services import Shared, Who
+from hybridagi_steps.server.tokens import TokenScope
 
 router = APIRouter(tags=["service"])
 log = logging.getLogger("hybridagi_steps.server")
@@ -29,6 +30,55 @@ _OPEN: dict[str, Any] = {"security": []}
 """What a route adds to its OpenAPI entry when it needs no token."""
 _READY_SECONDS = 2.0
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class CallerShape(shapes.Answer):
+    """What a token allows."""
+
+    scopes: list[TokenScope]
+    """`admin` is all of them."""
+    user_id: str | None = None
+    """The one user that it acts as; missing: any."""
+
+
+class ProcessShape(shapes.Answer):
+    """A server, or a worker of a queue, that lives."""
+
+    name: str
+    host: str
+    process: int
+    seen_seconds: float
+    """How long ago it showed that it lives."""
+
+
+class QueueShape(shapes.Answer):
+    """A queue of runs or of steps of plans."""
+
+    name: str
+    queued: int
+    running: int
+    failed: int
+    """What was given up; a run that ended as failed is a run that was done."""
+    oldest_wait_seconds: float | None = None
+    """Absent while nothing waits."""
+
+
+class RunInFlight(shapes.Answer):
+    """A run that a server has in flight."""
+
+    run_id: str
+    session_id: str | None = None
+    user_id: str | None = None
+    server: str
+
+
+class Work(shapes.Answer):
+    """Who works on a memory, and on what."""
+
+    servers: list[ProcessShape]
+    workers: list[ProcessShape]
+    queues: list[QueueShape]
+    runs: list[RunInFlight]
 
 
 @router.head("/", include_in_schema=False)
@@ -82,13 +132,13 @@ async def metrics(shared: Shared, caller: Who) -> Response:
     return Response(text, media_type=_METRICS_TYPE)
 
 
-@router.get("/caller", response_model=shapes.CallerShape, responses=problems())
+@router.get("/caller", response_model=CallerShape, responses=problems())
 async def who_asks(caller: Who) -> Response:
     """Say what the token allows, and whose it is."""
     return answer({"scopes": sorted(caller.scopes), "user_id": caller.only_user})
 
 
-@router.get("/work", response_model=shapes.Work, responses=problems())
+@router.get("/work", response_model=Work, responses=problems())
 async def work(shared: Shared, caller: Who) -> Response:
     """List living servers and workers, what waits in queues, what servers have in flight."""
     if caller.only_user is not None:
