@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -155,7 +154,7 @@ def plan(
                 commands=commands,
                 sandbox=sandbox,  # pyright: ignore[reportArgumentType] - checked there
                 readable=allow_read or (),
-                consent=_consent(allow_write or ()),
+                consent={p.removeprefix("./").rstrip("/") for p in allow_write or ()}.__contains__,
             ),
             "max_parallel": parallel,
             "max_replans": replans,
@@ -242,11 +241,6 @@ def _model(replayed: Task | None, name: str, api_base: str | None) -> Any:
     from hybridagi_steps.planning.orchestrator import named_model
 
     return named_model(name, api_base)
-
-
-def _consent(granted: Sequence[str]) -> Callable[[str], bool]:
-    """Return who consents to changes of the places that were named, and of no other."""
-    return {place.removeprefix("./").rstrip("/") for place in granted}.__contains__
 
 
 def _plan_text(path: Path | None) -> str | None:

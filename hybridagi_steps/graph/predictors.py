@@ -77,11 +77,9 @@ def predictors_of(
     found: dict[str, dspy.Module] = {}
     for program in programs:
         for node in program.nodes.values():
-            predictor = predictor_of(node, program, tools)
-            place = place_of(program, node)
-            if predictor is not None and place in found:
-                raise ProgramError(f"two nodes are called {place!r}; rename one of them.")
-            if predictor is not None:
+            if (predictor := predictor_of(node, program, tools)) is not None:
+                if (place := place_of(program, node)) in found:
+                    raise ProgramError(f"two nodes are called {place!r}; rename one of them.")
                 found[place] = predictor
     return found
 

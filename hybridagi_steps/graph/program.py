@@ -237,12 +237,18 @@ class GraphProgram:
 
     def show(self) -> None:
         """Draw the program in a notebook; print its text form anywhere else."""
-        if not shown_in_notebook(self):
+        # Whoever runs in a notebook has loaded IPython; nobody else pays for looking.
+        ipython = sys.modules.get("IPython")
+        shell: Any = ipython.get_ipython() if ipython is not None else None
+        if shell is None or not hasattr(shell, "kernel"):
             print(self)
+        else:
+            import_module("IPython.display").display(self)
 
     def _repr_html_(self) -> str:
-        """Return the drawing: what a notebook shows."""
-        return program_svg(self)
+        """Return the drawing: what a notebook shows; it loads nothing and runs no script."""
+        title = f"{self.name}: {self.description}" if self.description else self.name
+        return graph_svg(*nodes_and_edges(self), title=title)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GraphProgram):
@@ -330,13 +336,6 @@ def read(path: Path) -> tuple[str, str]:
         ) from None
 
 
-def program_svg(program: ProgramGraph) -> str:
-    """Return a program as an SVG drawing; it loads nothing and runs no script."""
-    nodes, edges = nodes_and_edges(program)
-    title = f"{program.name}: {program.description}" if program.description else program.name
-    return graph_svg(nodes, edges, title=title)
-
-
 def nodes_and_edges(program: ProgramGraph) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return what `graph_svg` draws of a program."""
     nodes = [_drawn(name, node) for name, node in program.nodes.items()]
@@ -345,18 +344,6 @@ def nodes_and_edges(program: ProgramGraph) -> tuple[list[dict[str, Any]], list[d
         for edge in program.edges
     ]
     return nodes, edges
-
-
-def shown_in_notebook(value: object) -> bool:
-    """Show a value in the notebook that runs this code; return whether there is one."""
-    # Whoever runs in a notebook has loaded IPython; nobody else pays for looking.
-    ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "kernel"):
-        return False
-    display: Any = import_module("IPython.display").display
-    display(value)
-    return True
 
 
 def _drawn(name: str, node: Node) -> dict[str, Any]:

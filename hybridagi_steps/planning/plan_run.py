@@ -286,10 +286,13 @@ class PlanRun:
             Plan(name=schedule.plan.name, steps=[*kept, *steps]).check()
             return steps
 
+        finished = [each for name, each in self._results.items() if name in done]
+        told = [f"{each.id}: {each.summary}; artifacts {each.artifacts}" for each in finished]
+
         async def ask() -> Plan:
             steps = await self._settings.planner.replan(
                 self._run.requirement,
-                _finished([self._results[name] for name in self._results if name in done]),
+                "\n".join(told) or "none",
                 Plan(steps=[schedule.plan.step(name) for name in undone]),
                 "\n".join(f"{name}: {self._results[name].error}" for name in failed),
                 accept,
@@ -379,8 +382,3 @@ class PlanRun:
 
     def _statuses(self) -> dict[str, str]:
         return {name: each.status.value for name, each in self._results.items()}
-
-
-def _finished(results: list[StepResult]) -> str:
-    lines = [f"{each.id}: {each.summary}; artifacts {each.artifacts}" for each in results]
-    return "\n".join(lines) or "none"

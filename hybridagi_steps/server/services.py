@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 
@@ -30,6 +30,7 @@ from hybridagi_steps.server.tokens import Caller
 from hybridagi_steps.server.views import named
 from hybridagi_steps.sessions.repository import SessionRepository
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -127,10 +128,12 @@ class Services:
             self.metrics.refused.labels("requests").inc()
             raise RateLimitedError(most, max(1, math.ceil(wait)))
 
-    async def asked(self, name: str, call: Callable[[], T]) -> T:
+    async def asked(
+        self, name: str, call: Callable[P, T], /, *args: P.args, **named: P.kwargs
+    ) -> T:
         """Return what a blocking question to the store answers, timed under a name."""
         with self.metrics.queries.labels(name).time():
-            return await in_thread(call)
+            return await in_thread(partial(call, *args, **named))
 
 
 async def services_of(request: Request) -> Services:

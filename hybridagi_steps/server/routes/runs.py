@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -63,8 +62,8 @@ async def list_runs(shared: Shared, caller: Who, asked: Annotated[RunsAsked, Que
     """List runs, newest first, those in flight too; trials only where their scope is asked for."""
     where = asked.where(caller)
     whose = caller.only_user
-    page = {"limit": asked.limit, "offset": asked.offset, "user_id": whose, "where": where}
-    found = await shared.asked("runs", partial(shared.memory.runs, **page))
+    page: Any = {"limit": asked.limit, "offset": asked.offset, "user_id": whose, "where": where}
+    found = await shared.asked("runs", shared.memory.runs, **page)
     return answer(filled(runs=[*map(listed_run, found)], next_offset=found.next_offset))
 
 
@@ -112,9 +111,8 @@ async def consent(
 @work_router.get("/questions", response_model=QuestionList, responses=problems())
 async def list_questions(shared: Shared, caller: Who) -> Response:
     """List what runs wait for people to say, on whichever server they are."""
-    find = partial(UserQuestions(shared.memory).open, user_id=caller.only_user)
-    found = await shared.asked("questions", find)
-    return answer({"questions": found})
+    questions, whose = UserQuestions(shared.memory), caller.only_user
+    return answer({"questions": await shared.asked("questions", questions.open, user_id=whose)})
 
 
 @work_router.post(STEP + "/answer", response_model=shapes.Consented, responses=problems(404, 415))
@@ -123,16 +121,14 @@ async def answer_question(
 ) -> Response:
     """Answer a question, once: the run that waits for it goes on."""
     questions, whose = UserQuestions(shared.memory), caller.only_user
-    said = partial(questions.answer, step_id, asked.text, user_id=whose)
-    await shared.asked("answer", said)
+    await shared.asked("answer", questions.answer, step_id, asked.text, user_id=whose)
     return answer({"answered": True})
 
 
 @work_router.get(RUN + "/outlook", response_model=shapes.RunOutlook, responses=problems(404))
 async def judge_run(shared: Shared, caller: Who, run_id: RunId) -> Response:
     """Tell how the like of a run's last 40 steps ended before, its first trouble and its loops."""
-    judge = partial(judged_run, shared.memory, run_id, caller.only_user)
-    found = await shared.asked("outlook", judge)
+    found = await shared.asked("outlook", judged_run, shared.memory, run_id, caller.only_user)
     if found is None:
         raise UnknownRunError(run_id)
     return answer(found)
@@ -141,8 +137,7 @@ async def judge_run(shared: Shared, caller: Who, run_id: RunId) -> Response:
 @work_router.post(RUN + "/score", response_model=shapes.Scored, responses=problems(404, 415))
 async def score_run(shared: Shared, run_id: RunId, asked: shapes.ScoreAsked) -> Response:
     """Say how good a run was, in place of what was said before."""
-    score = partial(shared.memory.score, run_id, asked.value, asked.feedback)
-    await shared.asked("score", score)
+    await shared.asked("score", shared.memory.score, run_id, asked.value, asked.feedback)
     return answer({"id": run_id, "score": asked.value})
 
 
@@ -164,9 +159,9 @@ async def score_step(
 @work_router.get(RUN, response_model=shapes.WholeRun, responses=problems(404))
 async def read_run(shared: Shared, run_id: RunId) -> Response:
     """Return a run with all its steps, by hop; none when a kill came before the first."""
-    found = await shared.asked("run", lambda: run_data(shared.memory, run_id))
+    found = await shared.asked("run", run_data, shared.memory, run_id)
     if found is None:
-        found = await shared.asked("run", lambda: shared.hub.without_steps(run_id))
+        found = await shared.asked("run", shared.hub.without_steps, run_id)
     return answer({**found, "live": shared.hub.is_live(run_id)})
 
 
@@ -176,8 +171,7 @@ async def read_prompt(shared: Shared, step_id: StepId) -> Response:
 
     There are none of a step that was recorded without them, or asked no model.
     """
-    calls = await shared.asked("prompt", lambda: prompt_for(shared.memory, step_id))
-    return answer({"calls": calls})
+    return answer({"calls": await shared.asked("prompt", prompt_for, shared.memory, step_id)})
 
 
 async def _check_known(shared: Shared, request: Request, run_id: str) -> None:

@@ -35,34 +35,21 @@ MOST_POINTS = 2_000
 """Points of a map; a browser draws them without waiting."""
 
 Text = Annotated[str, Field(max_length=512)]
-JsonText = Annotated[
-    str,
-    Field(
-        max_length=1_000,
-        json_schema_extra={
-            "contentMediaType": "application/json",
-            "contentSchema": {
-                "type": "object",
-                "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-            },
-        },
-    ),
-]
-FilterText = Annotated[
-    str,
-    Field(
-        max_length=1_000,
-        json_schema_extra={
-            "contentMediaType": "application/json",
-            "contentSchema": {"type": "object"},
-        },
-    ),
-]
+
+
+def _json_object(**schema: Any) -> Any:
+    """Return the type of a text that is a JSON object, with what its schema says besides."""
+    said: Any = {"contentSchema": {"type": "object", **schema}}
+    said["contentMediaType"] = "application/json"
+    return Annotated[str, Field(max_length=1_000, json_schema_extra=said)]
+
+
+_PLAIN = {"type": ["string", "number", "boolean", "null"]}
 _KINDS: dict[str, Any] = {
     "text": Text | None,  # pyright: ignore[reportOperatorIssue] - a type as a value
     "texts": list[Text] | None,
-    "json": JsonText | None,  # pyright: ignore[reportOperatorIssue] - likewise
-    "filters": list[FilterText] | None,
+    "json": _json_object(additionalProperties=_PLAIN) | None,
+    "filters": list[_json_object()] | None,
 }
 """What a query parameter is where it is not what `StepFilter` takes."""
 
@@ -176,17 +163,9 @@ router = APIRouter(tags=["search"], route_class=ConditionsRoute)
 @router.get("/search", response_model=shapes.HitPage, responses=problems(404, 502))
 async def search(shared: Shared, caller: Who, asked: Annotated[SearchAsked, Query()]) -> Response:
     """Find past steps by meaning and words, or like a given step."""
-    options: dict[str, Any] = {
-        "where": asked.where(caller),
-        "mode": asked.mode,
-        "aim": asked.aim,
-        "expand": asked.expand,
-        "min_score": asked.min_hit_score,
-    }
-    hits = await shared.asked(
-        "search",
-        lambda: hits_for(shared.memory, asked.k, query=asked.q, like=asked.like, **options),
-    )
+    options = asked.model_dump(include={"like", "mode", "aim", "expand"})
+    options |= {"query": asked.q, "where": asked.where(caller), "min_score": asked.min_hit_score}
+    hits = await shared.asked("search", hits_for, shared.memory, asked.k, **options)
     shown = (step for hit in hits for step in (hit.step, *hit.context))
     return answer({"hits": [hit_data(hit) for hit in hits], "titles": titles(shown)})
 
@@ -229,7 +208,7 @@ class MapAsked(Conditions):
 async def draw_map(shared: Shared, caller: Who, asked: Annotated[MapAsked, Query()]) -> Response:
     """Place the newest matching steps on a plane, by their embeddings."""
     where = asked.where(caller)
-    return answer(await shared.asked("map", partial(step_map, shared.memory, where, asked.limit)))
+    return answer(await shared.asked("map", step_map, shared.memory, where, asked.limit))
 
 
 def step_map(memory: StepMemory, where: StepFilter, limit: int) -> dict[str, Any]:

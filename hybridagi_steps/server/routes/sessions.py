@@ -71,13 +71,9 @@ async def list_sessions(
     user_id: Annotated[shapes.Id | None, Query(description="Whose.")] = None,
 ) -> Response:
     """List sessions, the one written last first; one without messages has only recorded `runs`."""
-    list_them = partial(
-        shared.memory.sessions,
-        limit=limit + 1,
-        offset=offset,
-        user_id=caller.acts_as(user_id),
-    )
-    found = await shared.asked("sessions", list_them)
+    page = {"limit": limit + 1, "offset": offset}
+    whose = caller.acts_as(user_id)
+    found = await shared.asked("sessions", shared.memory.sessions, **page, user_id=whose)
     more = offset + limit if len(found) > limit else None
     listed = [filled(**asdict(summary)) for summary in found[:limit]]
     return answer(filled(sessions=listed, next_offset=more))
@@ -145,7 +141,7 @@ async def delete_steps(
     """Hide the messages from one on; they stay in `attempts` until the memory is vacuumed."""
     _check_idle(shared, caller, session_id)
     store = shared.repository.store
-    hidden = await shared.asked("delete", lambda: store.hide_from(session_id, start_seq))
+    hidden = await shared.asked("delete", store.hide_from, session_id, start_seq)
     shared.hub.forget(StepFilter(session_id=session_id))
     return answer({"deleted": hidden})
 
@@ -167,8 +163,7 @@ async def fork(
 @router.get(SESSION + "/attempts", response_model=shapes.AttemptList, responses=problems(404))
 async def list_attempts(shared: Shared, session_id: SessionId) -> Response:
     """Return all branches of a session, oldest first, abandoned ones too."""
-    store = shared.repository.store
-    found = await shared.asked("attempts", lambda: store.attempts(session_id))
+    found = await shared.asked("attempts", shared.repository.store.attempts, session_id)
     return answer({"attempts": found})
 
 
@@ -177,8 +172,8 @@ async def compare_branches(
     shared: Shared, session_id: SessionId, branch_a: Branch, branch_b: Branch
 ) -> Response:
     """Return what two branches have after the point where they part."""
-    read = partial(compare, shared.repository.store, session_id, branch_a, branch_b)
-    found = await shared.asked("compare", read)
+    asked = (shared.repository.store, session_id, branch_a, branch_b)
+    found = await shared.asked("compare", compare, *asked)
     sides = {"a": _side(found.left), "b": _side(found.right)}
     return answer({"shared": found.shared, **sides})
 
@@ -203,9 +198,7 @@ async def preview_context(
     where = filled(session_id=of_session, user_id=caller.only_user) or None
     builder = ContextBuilder(shared.memory, budget=budget, recent=recent, k=k, where=where, aim=aim)
     with shared.metrics.contexts.time():
-        made = await shared.asked(
-            "context", lambda: builder.build(session_id=session_id, query=query)
-        )
+        made = await shared.asked("context", builder.build, session_id=session_id, query=query)
     return answer({"messages": made.messages, "receipt": _receipt(made.receipt)})
 
 
