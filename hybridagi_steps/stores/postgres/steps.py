@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
@@ -92,8 +94,10 @@ _NEXT_ROWS = """SELECT (SELECT array_agg(nextval('step_row')) FROM generate_seri
 _INSERT_MESSAGE = """INSERT INTO message
     (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
-_METADATA_VALUES = """SELECT k.row, m.value FROM agent_step k, unnest(k.metadata) AS m (value)
-    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?) ORDER BY k.row"""
+_METADATA_VALUES = """SELECT m.value, array_agg(k.row)
+    FROM agent_step k, unnest(k.metadata) AS m (value)
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?)
+    GROUP BY m.value"""
 _SCORED = """SELECT s.id, s.row, s.body, s.checksum, r.run_id, r.score, r.feedback, r.checksum
     FROM agent_step s LEFT JOIN run r
         ON r.namespace = s.namespace AND r.run_id = s.run_id AND r.score IS NOT NULL
@@ -203,8 +207,11 @@ class PostgresSteps(PostgresTables, StepWriting):
         asked = (self._namespace, after, through, begin)
         with self._db.asking() as connection:
             found = connection.execute(_METADATA_VALUES, asked).fetchall()
-        values = [(row, orjson.loads(text)) for row, text in found]
-        return [(row, (kind, value)) for row, (_, kind, value) in values]
+        values: PlainValues = []
+        for text, rows in found:  # of each value all rows at once: most are said many times
+            _, kind, value = orjson.loads(text)
+            values += zip(rows, repeat((kind, value)), strict=False)
+        return sorted(values, key=itemgetter(0))
 
     def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         return self._scored_steps(self._db.few(_SCORED_BY_ROW, (self._namespace, many(rows))))
