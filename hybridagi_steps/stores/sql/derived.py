@@ -318,6 +318,8 @@ class DerivedTables(MessageUnits):
             connection.executemany(self._save_message_text, values)
             advances.append(_MESSAGE_TEXTS_ADVANCE)
             texts = [text for text in texts if text.row < MESSAGE_ROWS]
+        if not texts:  # what messages show is never stale
+            return 0
         rows = [int(text.row) for text in texts]
         connection.executemany(self._save_text, [self._text_values(text) for text in texts])
         connection.execute(_FRESH, (self._namespace, many(rows)))
@@ -523,13 +525,11 @@ class DerivedTables(MessageUnits):
         self, connection: Connection, texts: Sequence[TextRow]
     ) -> list[TextRow]:
         shown = {int(text.parent_row) for text in texts if text.parent_row is not None}
-        if not shown:
-            return list(texts)
-        steps = many(sorted(row for row in shown if row < MESSAGE_ROWS))
-        living = {None, *self._column(connection, _LIVING, self._namespace, steps)}
-        if messages := [row - MESSAGE_ROWS for row in sorted(shown) if row >= MESSAGE_ROWS]:
-            asked = (self._namespace, many(messages))
-            living.update(self._column(connection, _LIVING_MESSAGES, *asked))
+        living: set[int | None] = {None}
+        for sql, base in ((_LIVING, 0), (_LIVING_MESSAGES, MESSAGE_ROWS)):
+            rows = sorted(row - base for row in shown if (row >= MESSAGE_ROWS) == (base > 0))
+            if rows:
+                living.update(self._column(connection, sql, self._namespace, many(rows)))
         return [text for text in texts if text.parent_row in living]
 
     def _stale(self, connection: Connection, saved: Sequence[int]) -> list[int]:
