@@ -208,9 +208,8 @@ class PostgresSteps(PostgresTables, StepWriting):
         with self._db.asking() as connection:
             found = connection.execute(_METADATA_VALUES, asked).fetchall()
         values: PlainValues = []
-        for text, rows in found:  # of each value all rows at once: most are said many times
-            _, kind, value = orjson.loads(text)
-            values += zip(rows, repeat((kind, value)), strict=False)
+        for text, rows in found:
+            values += zip(rows, repeat(tuple(orjson.loads(text)[1:])), strict=False)
         return sorted(values, key=itemgetter(0))
 
     def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
@@ -225,8 +224,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     ) -> tuple[dict[str, int], dict[int, AgentStep]]:
         if vectors:
             return super()._named(ids, vectors=True)
-        asked = (self._namespace, many(filter(is_storable, ids)))
-        found = self._db.few(_SCORED_BY_ID, asked)
+        found = self._db.few(_SCORED_BY_ID, (self._namespace, many(filter(is_storable, ids))))
         return {step_id: row for step_id, row, *_ in found}, self._scored_steps(found)
 
     def _scored_steps(self, found: Iterable[Any]) -> dict[int, AgentStep]:

@@ -26,8 +26,7 @@ from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
-from hybridagi_steps.stores.postgres.following import FollowedTables
-from hybridagi_steps.stores.postgres.local_cache import LocalCache
+from hybridagi_steps.stores.postgres.following import FollowedTables, LocalCache
 from hybridagi_steps.stores.postgres.positions import MESSAGES, STEPS
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version, rewrite
 from hybridagi_steps.stores.postgres.search_tables import SearchTables
