@@ -68,6 +68,22 @@ def without_bookkeeping(step: AgentStep) -> AgentStep:
     return step.model_copy(update=changed)
 
 
+def told_with(step: AgentStep, call: AgentStep | None) -> AgentStep:
+    """Return a step as a search tells it: without bookkeeping, an end with its question."""
+    told = without_bookkeeping(step)
+    return told if call is None or not is_end(step) else with_question(told, call)
+
+
+def told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
+    """Return a step as a search tells it; None of one that only recalls, and is no memory."""
+    return None if only_recalls(step, call) else told_with(step, call)
+
+
+def only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
+    """Whether a step, or the call around it, only tells that steps were recalled."""
+    return recalls(step) or (call is not None and recalls(call))
+
+
 def says(step: AgentStep, call: AgentStep | None = None, whole: str | None = None) -> str:
     """Return what two steps have in common that say the same.
 

@@ -139,13 +139,13 @@ class Deriver:
     """Computes what is pending in one store, by several threads at once if they ask."""
 
     def __init__(
-        self, store: IndexedStore, embedder: Callable[[], Embedder], patience: Patience
+        self, store: IndexedStore, embedder: Callable[[int | None], Embedder], patience: Patience
     ) -> None:
         """Derive from `store`; `embedder` is called when vectors are first needed.
 
         Args:
             store: What is derived from and saved to.
-            embedder: Gives the embedder, checked against the store's.
+            embedder: Gives the embedder of an epoch, checked against the store's; None: by now.
             patience: How long one thread waits for the batches of others; `catch_up` takes what
                 that took off it, until `shared` ends.
         """
@@ -201,7 +201,7 @@ class Deriver:
         if not (texts or vectors):
             return
         with self._store.waiting(0), suppress(StorageError):
-            if vectors and self._embedder().model_id != held.model_id:
+            if vectors and self._embedder(None).model_id != held.model_id:
                 vectors = []  # another thread has changed it since
             self._save(texts, vectors, held.model_id)
 
@@ -265,7 +265,8 @@ class Deriver:
         pending = self._store.pending_vectors(BATCH, after=after, through=through, known=steps)
         if not pending:
             return [], None, through
-        last, embedder = self._last_with_vectors, self._embedder()
+        last = self._last_with_vectors
+        embedder = self._embedder(frontier.position.epoch)
         model_id, known = embedder.model_id, dict[int, VectorRow]()
         if last and last.model_id == model_id and _same_epoch(last, frontier):
             known = last.vectors
@@ -292,7 +293,7 @@ class Deriver:
             if held is None or (may_save and not held.refused):
                 return self._save(texts, vectors, model_id)
         except EmbedderMismatchError:
-            if self._embedder().model_id == model_id:
+            if self._embedder(None).model_id == model_id:
                 raise
             # Another thread changed it meanwhile: these vectors are made anew.
             return self._saved(texts, [], None, held, may_save=may_save)

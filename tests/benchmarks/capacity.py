@@ -20,7 +20,7 @@ import orjson
 
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
+from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.capacity_process import cpu_of_server
 from tests.benchmarks.capacity_simulation import Costs, Limits, Outcome, simulate

@@ -20,7 +20,7 @@ import psycopg
 
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.message import Step
-from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
+from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE
 from tests.benchmarks.capacity_process import cpu_of_server
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.corpus import made_conversations, made_steps

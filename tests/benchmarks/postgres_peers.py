@@ -25,7 +25,7 @@ import numpy as np
 import psycopg
 
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
+from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE
 from tests.benchmarks.conditions import conditions, counts
 from tests.benchmarks.corpus import USERS, made_queries, made_steps, payload, real_steps
 from tests.benchmarks.peers import (

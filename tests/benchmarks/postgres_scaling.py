@@ -77,7 +77,7 @@ def _server() -> Generator[PostgresServer]:
 @contextmanager
 def _caching_in(folder: str) -> Generator[None]:
     """Let this process and those that it starts cache indexes in a folder; "no": nowhere."""
-    from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
+    from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE
 
     before = os.environ.get(FOLDER_VARIABLE)
     os.environ[FOLDER_VARIABLE] = folder

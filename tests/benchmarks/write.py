@@ -236,7 +236,7 @@ def _drain(folder: Path, embedder: str) -> dict[str, Any]:
         model.embed_documents(["warm up"])
         memory.add(made_steps(BATCH))
         with closing(open_store(str(folder / "drain.db"))) as store:
-            deriver = Deriver(store, lambda: model, Patience(DEFAULT_TIMEOUT_SECONDS))
+            deriver = Deriver(store, lambda _: model, Patience(DEFAULT_TIMEOUT_SECONDS))
             with Stopwatch() as texts:
                 deque(deriver.save_all(vectors=False), maxlen=0)
             with Stopwatch() as vectors:

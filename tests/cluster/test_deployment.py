@@ -17,7 +17,7 @@ import yaml
 
 from hybridagi_steps.cli.app import application
 from hybridagi_steps.cli.serve import DEFAULT_PORT, TOKEN_VARIABLE
-from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
+from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE
 from tests.cluster.deployment import (
     DEPLOY,
     Instruction,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
+from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE
 from tests.benchmarks import postgres_peers
 from tests.benchmarks.corpus import made_steps, real_steps
 from tests.benchmarks.peers import (

@@ -70,7 +70,9 @@ class Follower:
 
     def agrees(self, where: StepFilter) -> Rows:
         """Return the rows of a filter, which must be those that the store gives."""
-        for _ in Deriver(self.store, HashingEmbedder, Patience(30)).save_all(vectors=False):
+        for _ in Deriver(self.store, lambda _: HashingEmbedder(), Patience(30)).save_all(
+            vectors=False
+        ):
             continue
         self.index.follow("", 0)
         found = self.index.filters.rows(where)

@@ -20,7 +20,7 @@ from hybridagi_steps.records.store_values import Level, StemCounts
 from hybridagi_steps.search.database import database_index
 from hybridagi_steps.search.database.planner import levels
 from hybridagi_steps.stores.postgres import PostgresStepStore, database, search_tables
-from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE
+from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE
 
 WORD = "orchidaceous"
 SMALL: dict[str, Any] = {"embedder": "hashing", "memory_budget": "1KB"}

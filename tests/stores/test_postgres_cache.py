@@ -19,7 +19,7 @@ from hybridagi_steps.testing.conformance.samples import step
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
 from hybridagi_steps.stores.postgres import PostgresStepStore  # noqa: E402
-from hybridagi_steps.stores.postgres.local_cache import FOLDER_VARIABLE, cache_folder  # noqa: E402
+from hybridagi_steps.stores.postgres.following import FOLDER_VARIABLE, cache_folder  # noqa: E402
 
 STEPS = 60
 WORD, STEM = "orchidaceous", b"orchid"

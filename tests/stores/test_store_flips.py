@@ -52,7 +52,7 @@ def fill(path: Path) -> None:
     with closing(SqliteStepStore(path, durability="normal")) as store:
         store.append(steps[:30])
         store.set_embedder(embedder.model_id, embedder.dimension)
-        assert sum(Deriver(store, lambda: embedder, Patience(30)).save_all(vectors=True))
+        assert sum(Deriver(store, lambda _: embedder, Patience(30)).save_all(vectors=True))
         for name in ("a", "b"):
             said = [message(f"{name} says {n}", id=f"{name}{n}") for n in range(1, 10)]
             pinned = [step(id=f"{name}.{n}", run_id=f"run-{name}") for n in range(3)]

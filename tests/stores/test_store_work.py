@@ -191,7 +191,7 @@ def test_a_search_among_messages_reads_no_other_conversation(
             assert memory.search("book 7 is booked", where={"kinds": ["message"]})
         work.of(lambda: memory.search("book 7 is booked", where={"kinds": ["message"]}))
         ran.append(work.ran)
-    assert ran[1] <= ran[0] + 2
+    assert ran[1] <= ran[0] + 3  # hundreds; each statement begins to count anew
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -88,8 +88,13 @@ class SpellingConnection:
 
     def executemany(self, sql: str, values: Iterable[Any], /) -> int:
         """Run one statement once for each of `values`; return how many rows that changed."""
+        rows = list(values)
+        if not rows:
+            return 0
+        if len(rows) == 1:  # without a pipeline: two thirds of the time
+            return max(self.raw.execute(spelled(sql), rows[0]).rowcount, 0)
         with self.raw.cursor() as cursor:
-            cursor.executemany(spelled(sql), list(values))
+            cursor.executemany(spelled(sql), rows)
             return max(cursor.rowcount, 0)
 
     def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

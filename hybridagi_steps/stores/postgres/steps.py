@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
@@ -92,12 +94,15 @@ _NEXT_ROWS = """SELECT (SELECT array_agg(nextval('step_row')) FROM generate_seri
 _INSERT_MESSAGE = """INSERT INTO message
     (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
-_METADATA_VALUES = """SELECT k.row, m.value FROM agent_step k, unnest(k.metadata) AS m (value)
-    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?) ORDER BY k.row"""
-_READ_SCORED = """SELECT s.row, s.body, s.checksum, r.run_id, r.score, r.feedback, r.checksum
+_METADATA_VALUES = """SELECT m.value, array_agg(k.row)
+    FROM agent_step k, unnest(k.metadata) AS m (value)
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?)
+    GROUP BY m.value"""
+_SCORED = """SELECT s.id, s.row, s.body, s.checksum, r.run_id, r.score, r.feedback, r.checksum
     FROM agent_step s LEFT JOIN run r
         ON r.namespace = s.namespace AND r.run_id = s.run_id AND r.score IS NOT NULL
-    WHERE s.namespace = ? AND s.row IN (SELECT value FROM json_each(?))"""
+    WHERE s.namespace = ? AND s.{} IN (SELECT value FROM json_each(?))"""
+_SCORED_BY_ROW, _SCORED_BY_ID = map(_SCORED.format, ("row", "id"))
 _RUNS = """SELECT run_id FROM step_view WHERE namespace = :namespace AND run_id IS NOT NULL
     GROUP BY run_id ORDER BY min(row) DESC LIMIT :limit OFFSET :offset"""
 _SAVE_TEXT = """INSERT INTO step_text
@@ -202,13 +207,30 @@ class PostgresSteps(PostgresTables, StepWriting):
         asked = (self._namespace, after, through, begin)
         with self._db.asking() as connection:
             found = connection.execute(_METADATA_VALUES, asked).fetchall()
-        values = [(row, orjson.loads(text)) for row, text in found]
-        return [(row, (kind, value)) for row, (_, kind, value) in values]
+        values: PlainValues = []
+        for text, rows in found:
+            values += zip(rows, repeat(tuple(orjson.loads(text)[1:])), strict=False)
+        return sorted(values, key=itemgetter(0))
 
     def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
+        return self._scored_steps(self._db.few(_SCORED_BY_ROW, (self._namespace, many(rows))))
+
+    def _read(self, connection: Connection, rows: Sequence[int]) -> dict[int, AgentStep]:
+        found = connection.execute(_SCORED_BY_ROW, (self._namespace, many(rows)))
+        return self._scored_steps(found.fetchall())
+
+    def _named(
+        self, ids: Sequence[str], *, vectors: bool
+    ) -> tuple[dict[str, int], dict[int, AgentStep]]:
+        if vectors:
+            return super()._named(ids, vectors=True)
+        found = self._db.few(_SCORED_BY_ID, (self._namespace, many(filter(is_storable, ids))))
+        return {step_id: row for step_id, row, *_ in found}, self._scored_steps(found)
+
+    def _scored_steps(self, found: Iterable[Any]) -> dict[int, AgentStep]:
+        """Return steps by row, showing their run's score where they have none."""
         steps: dict[int, AgentStep] = {}
-        asked = (self._namespace, many(rows))
-        for row, body, checksum, *run in self._db.few(_READ_SCORED, asked):
+        for _, row, body, checksum, *run in found:
             steps[row] = step = self._decoded(row, body, checksum)
             if step.score is None and run[0] is not None:
                 step.score = self._score(*run)[0]

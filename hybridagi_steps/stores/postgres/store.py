@@ -8,7 +8,7 @@ order: positions.py says up to where they are settled. database.py owns every co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -21,25 +21,24 @@ from psycopg.types.numeric import Int8
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.message import utc_now
-from hybridagi_steps.records.store_values import MESSAGE_ROWS, BranchPosition, Frontier, Unsettled
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.postgres.database import PostgresDatabase
-from hybridagi_steps.stores.postgres.local_cache import LocalCache
-from hybridagi_steps.stores.postgres.positions import MESSAGES, SETTLED, STEPS
+from hybridagi_steps.stores.postgres.following import FollowedTables, LocalCache
+from hybridagi_steps.stores.postgres.positions import MESSAGES, STEPS
 from hybridagi_steps.stores.postgres.schema import SCHEMA, latest_version, rewrite
 from hybridagi_steps.stores.postgres.search_tables import SearchTables
 from hybridagi_steps.stores.postgres.spelling import json_rows
 from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PINNED, PostgresSteps
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
-from hybridagi_steps.stores.sql.derived import FRONTIER, StepLink
 from hybridagi_steps.stores.sql.lineage import SessionRow, row_checksums
 from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.session_commits import Commit
-from hybridagi_steps.stores.sql.tables import Connection, many
+from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
 _INVARIANTS = {
@@ -194,25 +193,6 @@ def _json(text: str) -> dict[str, Any] | None:
     return held if isinstance(held, dict) else None  # pyright: ignore[reportUnknownVariableType]
 
 
-# For all rows in one round trip. Their places are handed over: asked for beside the rest they made
-# the planner walk the namespace's whole index of runs.
-_IN_RUN = """SELECT k.row, near.row
-    FROM unnest(CAST(? AS BIGINT[]), CAST(? AS TEXT[]), CAST(? AS BIGINT[]), CAST(? AS TEXT[]),
-        CAST(? AS TEXT[])) k (row, run_id, hop, user_id, scope)
-    CROSS JOIN LATERAL (
-        SELECT o.row FROM step_view o WHERE o.namespace = ? AND o.run_id = k.run_id
-            AND (o.hop, o.row) {than} (k.hop, k.row)
-            AND o.user_id IS NOT DISTINCT FROM k.user_id AND o.scope IS NOT DISTINCT FROM k.scope
-        ORDER BY o.hop {order}, o.row {order} LIMIT 1) near"""
-_BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
-_AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
-_FRONTIER = f"""WITH settled AS MATERIALIZED ({SETTLED})
-    SELECT known.*, settled.row, settled.message,
-        CASE WHEN settled.row < newest THEN (SELECT count(*) FROM agent_step a WHERE
-            a.namespace = :namespace AND a.row BETWEEN settled.row + 1 AND newest) ELSE 0 END
-        + CASE WHEN message < newest_message THEN (SELECT count(*) FROM message m WHERE
-            m.namespace = :namespace AND m.row BETWEEN message + 1 AND newest_message) ELSE 0 END
-    FROM ({FRONTIER.replace("?", ":namespace")}) known, settled"""  # noqa: S608 - no value in it
 _MESSAGE = "namespace, branch_id, sequence, id, said, body, said_checksum, checksum"
 _PINNED = ", ".join(PINNED)
 _COMMIT = f""", changed AS (UPDATE session SET updated_at = :now, user_id = :owner,
@@ -229,11 +209,9 @@ _DONE = " SELECT done FROM changed"
 _SESSIONS_KNOWN = 1000
 _LOOKS = 16
 """How often a session is looked at anew after somebody else was found to write there, too."""
-_RESTART = 2**32
-"""Added to an epoch for each restart of the server: more than `clear` will ever count."""
 
 
-class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
+class PostgresStepStore(PostgresAdmin, FollowedTables, CopyTables, SearchTables):
     """Steps in one database. Safe for any number of threads, processes, machines and forks."""
 
     def __init__(
@@ -342,41 +320,3 @@ class PostgresStepStore(PostgresAdmin, CopyTables, SearchTables):
                 yield "DROP TRIGGER IF EXISTS moved_{kinds}_{n} ON {table}".format(**named)
                 if place is not None:
                     yield _REFUSING.format(**named, events=events, row=row)
-
-    def _neighbours(
-        self, connection: Connection, links: Mapping[int, StepLink], *, before: bool
-    ) -> dict[int, int]:
-        asked = [
-            (row, link.run_id, link.hop, *link.owner)
-            for row, link in links.items()
-            if link.run_id is not None
-        ]
-        if not asked:
-            return {}
-        places = (many(column) for column in zip(*asked, strict=True))
-        query = _BEFORE_IN_RUN if before else _AFTER_IN_RUN
-        return dict(connection.execute(query, (*places, self._namespace)).fetchall())
-
-    @property
-    def _restarts(self) -> int:
-        return self._db.restarts
-
-    def frontier(self) -> Frontier:
-        """Return how far the store has come, and up to where all of it can be seen."""
-        found = self._db.known(_FRONTIER, {"namespace": self._namespace})
-        if found is None:
-            return self._frontier_of(None)
-        frontier, (row, message_row, beyond) = self._frontier_of(found[:7]), found[7:]
-        if (row, message_row) == found[5:7]:
-            return frontier
-        return frontier._replace(unsettled=Unsettled(row, MESSAGE_ROWS + message_row, beyond))
-
-    def _frontier_of(self, found: Sequence[int] | None) -> Frontier:
-        """Return how far the store has come, in another epoch after each restart of the server.
-
-        With `normal`, a crash may have taken rows back that a follower has seen, and their numbers
-        will be used again: it must start from nothing.
-        """
-        frontier = super()._frontier_of(found)
-        epoch = frontier.position.epoch + _RESTART * self._restarts
-        return frontier._replace(position=frontier.position._replace(epoch=epoch))

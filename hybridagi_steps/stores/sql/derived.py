@@ -9,21 +9,20 @@ their own; what they show never changes, so their words are never stale.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import DamagedFileError, EmbedderMismatchError, StorageBusyError
 from hybridagi_steps.protocols import NEWEST
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.step_identity import (
-    is_end,
     may_repeat_a_call,
-    recalls,
+    only_recalls,
     same_owner,
-    with_question,
-    without_bookkeeping,
+    told_alone,
+    told_with,
 )
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
@@ -64,7 +63,7 @@ _BEGIN = """(SELECT CASE WHEN {column} > :after THEN {column} ELSE :after END
     FROM namespace WHERE id = :namespace)"""
 _BEYOND = f"""+s.namespace = :namespace AND s.row <= :through AND s.row > {_BEGIN}
     AND NOT EXISTS (SELECT 1 FROM {{table}} d WHERE d.row = s.row AND d.row > {_BEGIN})"""  # noqa: S608 - no value in it
-_PENDING_TEXT_ROWS = f"""SELECT row FROM (
+PENDING_TEXT_ROWS = f"""SELECT row FROM (
     SELECT row FROM stale_text
         WHERE namespace = :namespace AND row > :after AND row <= :through
     UNION
@@ -115,12 +114,7 @@ _MESSAGE_TEXTS_ADVANCE = _MESSAGES_ADVANCE.format(column="message_texts_through"
 _MESSAGE_VECTORS_ADVANCE = _MESSAGES_ADVANCE.format(
     column="message_vectors_through", table="embedding"
 )
-_ADVANCES = (
-    _TEXTS_ADVANCE,
-    _VECTORS_ADVANCE,
-    _MESSAGE_TEXTS_ADVANCE,
-    _MESSAGE_VECTORS_ADVANCE,
-)
+_ADVANCES = (_TEXTS_ADVANCE, _VECTORS_ADVANCE, _MESSAGE_TEXTS_ADVANCE, _MESSAGE_VECTORS_ADVANCE)
 _FROM_NOTHING = """texts_through = 0, vectors_through = 0,
     message_texts_through = 0, message_vectors_through = 0"""
 FRONTIER = """SELECT epoch,
@@ -187,9 +181,7 @@ class DerivedTables(MessageUnits):
     ) -> list[PendingText]:
         """Return the next steps and messages without words, or with stale ones."""
         asked = self._bounds(limit, after, min(through, MESSAGE_ROWS - 1))
-        found = list[PendingText]()
-        if after < MESSAGE_ROWS:
-            found = self._pending_step_texts(asked)
+        found = self._pending_step_texts(asked) if after < MESSAGE_ROWS else []
         asked = self._message_bounds(limit - len(found), after, through)
         if asked is not None:
             found += self._pending_message_texts(asked)
@@ -197,28 +189,37 @@ class DerivedTables(MessageUnits):
 
     def _pending_step_texts(self, asked: dict[str, int]) -> list[PendingText]:
         with self._db.reading() as connection:
-            rows: list[int] = self._asked_rows(connection, _PENDING_TEXT_ROWS, asked)
+            rows, steps, named = self._pending_steps(connection, asked)
             if not rows:
                 return []
-            steps = self._steps(connection, {*rows})
 
             def links_of(others: Collection[int]) -> dict[int, StepLink]:
                 steps.update(self._steps(connection, {*others} - steps.keys()))
                 return {row: _link(steps[row]) for row in others if row in steps}
 
-            parents = self._parents(connection, links_of({*steps}), links_of)
+            parents = self._parents(connection, links_of({*rows}), links_of, named)
             steps.update(self._steps(connection, {*parents.values()} - steps.keys()))
             calls = self._calls_of(connection, steps)
         found = zip(rows, self._listed(steps, rows), map(parents.get, rows), strict=True)
         told = {row: told_with(step, calls.get(row)) for row, step in steps.items()}
         return [
             PendingText(
-                *(row, None if _only_recalls(step, calls.get(row)) else told[row]),
+                *(row, None if only_recalls(step, calls.get(row)) else told[row]),
                 *(parent, None if parent is None else told.get(parent)),
                 asked=calls.get(row),
             )
             for row, step, parent in found
         ]
+
+    def _pending_steps(
+        self, connection: Connection, asked: dict[str, int]
+    ) -> tuple[list[int], dict[int, AgentStep], Mapping[str, int] | None]:
+        """Return the rows of the next steps without words, these and other steps, rows by id.
+
+        Those are at least what the steps name as parents, as far as it is there; None: not asked.
+        """
+        rows = self._asked_rows(connection, PENDING_TEXT_ROWS, asked)
+        return rows, self._steps(connection, rows), None
 
     def _pending_message_texts(self, asked: dict[str, int]) -> list[PendingText]:
         with self._db.reading() as connection:
@@ -258,7 +259,7 @@ class DerivedTables(MessageUnits):
             with self._db.reading() as connection:
                 steps = self._steps(connection, unknown)
                 calls = self._calls_of(connection, steps)
-            told |= {row: _told_alone(step, calls.get(row)) for row, step in steps.items()}
+            told |= {row: told_alone(step, calls.get(row)) for row, step in steps.items()}
         asked = self._message_bounds(limit - len(rows), after, through)
         if asked is not None:
             rows += self._pending_messages(asked, told)
@@ -290,9 +291,7 @@ class DerivedTables(MessageUnits):
             if vectors or model_id is not None:
                 self._save_vectors(connection, vectors, model_id, advances)
             if advances:
-                update = f"UPDATE namespace SET {', '.join(advances)} WHERE id = :namespace"  # noqa: S608 - ours
-                bounds = dict(zip(("settled", "settled_messages"), settled, strict=True))
-                connection.execute(update, {"namespace": self._namespace, **bounds})
+                self._set_watermarks(connection, ", ".join(advances), settled)
         return stale
 
     def save_words(self, page: Sequence[Words], rows: Mapping[str, int]) -> None:
@@ -319,12 +318,15 @@ class DerivedTables(MessageUnits):
             connection.executemany(self._save_message_text, values)
             advances.append(_MESSAGE_TEXTS_ADVANCE)
             texts = [text for text in texts if text.row < MESSAGE_ROWS]
+        if not texts:  # what messages show is never stale
+            return 0
         rows = [int(text.row) for text in texts]
         connection.executemany(self._save_text, [self._text_values(text) for text in texts])
         connection.execute(_FRESH, (self._namespace, many(rows)))
         self._keep_up(connection)
         stale = [(self._namespace, row) for row in self._stale(connection, rows)]
-        connection.executemany(_MARK, stale)
+        if stale:
+            connection.executemany(_MARK, stale)
         advances.append(_TEXTS_ADVANCE)
         self._mark_late(connection)
         return len(stale)
@@ -353,16 +355,18 @@ class DerivedTables(MessageUnits):
 
     def _advance_anew(self, connection: Connection) -> None:
         """Move the watermarks to where rows are missing by now."""
-        bounds = zip(("settled", "settled_messages"), self._settled(connection), strict=True)
-        asked = {"namespace": self._namespace, **dict(bounds)}
+        settled = self._settled(connection)
         for sets in (_FROM_NOTHING, ", ".join(_ADVANCES)):
-            connection.execute(f"UPDATE namespace SET {sets} WHERE id = :namespace", asked)  # noqa: S608 - ours
+            self._set_watermarks(connection, sets, settled)
 
     def _advance_vectors(self, connection: Connection) -> None:
         """Move the watermarks of embeddings that were written one by one."""
-        bounds = zip(("settled", "settled_messages"), self._settled(connection), strict=True)
         advance = f"{_VECTORS_ADVANCE}, {_MESSAGE_VECTORS_ADVANCE}"
-        update = f"UPDATE namespace SET {advance} WHERE id = :namespace"  # noqa: S608 - ours
+        self._set_watermarks(connection, advance, self._settled(connection))
+
+    def _set_watermarks(self, connection: Connection, sets: str, settled: tuple[int, int]) -> None:
+        bounds = zip(("settled", "settled_messages"), settled, strict=True)
+        update = f"UPDATE namespace SET {sets} WHERE id = :namespace"  # noqa: S608 - ours
         connection.execute(update, {"namespace": self._namespace, **dict(bounds)})
 
     def frontier(self) -> Frontier:
@@ -376,11 +380,10 @@ class DerivedTables(MessageUnits):
             newest = self._frontier_of(found).position
             if since.epoch != newest.epoch:
                 since = newest._replace(text=0, vector=0)
-            texts = connection.execute(_TEXTS, (self._namespace, since.text, limit)).fetchall()
-            vectors = connection.execute(
-                _VECTORS, (self._namespace, since.vector, limit)
-            ).fetchall()
-            removed = self._column(connection, _TOMBSTONES, self._namespace, since.tombstone)
+            key = self._namespace
+            texts = connection.execute(_TEXTS, (key, since.text, limit)).fetchall()
+            vectors = connection.execute(_VECTORS, (key, since.vector, limit)).fetchall()
+            removed = self._column(connection, _TOMBSTONES, key, since.tombstone)
         reached = Position(
             newest.epoch,
             texts[-1][0] if len(texts) == limit else newest.text,
@@ -388,6 +391,12 @@ class DerivedTables(MessageUnits):
             newest.tombstone,
             newest.branch,
         )
+        return self._changes(reached, texts, vectors, removed)
+
+    def _changes(
+        self, reached: Position, texts: Iterable[Any], vectors: Iterable[Any], removed: list[int]
+    ) -> Changes:
+        """Return what is sound of the rows of words and embeddings, each after its `seq`."""
         damaged: list[DamagedRow] = []
         sound = (
             sound_texts((values for _, *values in texts), damaged.append),
@@ -483,13 +492,15 @@ class DerivedTables(MessageUnits):
         connection: Connection,
         links: Mapping[int, StepLink],
         links_of: Callable[[Collection[int]], Mapping[int, StepLink]],
+        stored: Mapping[str, int] | None = None,
     ) -> dict[int, int]:
         """Return the parent's row of each row that has one: the named step, else the one before.
 
         A step of another user or scope is nobody's parent: its words are not for this one's window.
         """
         names = {row: link.parent_id for row, link in links.items() if link.parent_id is not None}
-        stored = self._rows_of(connection, sorted({*names.values()}))
+        if stored is None:
+            stored = self._rows_of(connection, sorted({*names.values()}))
         named = {row: stored[name] for row, name in names.items() if stored.get(name, row) != row}
         owners = {row: link.owner for row, link in links.items()}
         others = links_of({*named.values()} - links.keys())
@@ -514,13 +525,11 @@ class DerivedTables(MessageUnits):
         self, connection: Connection, texts: Sequence[TextRow]
     ) -> list[TextRow]:
         shown = {int(text.parent_row) for text in texts if text.parent_row is not None}
-        if not shown:
-            return list(texts)
-        steps = many(sorted(row for row in shown if row < MESSAGE_ROWS))
-        living = {None, *self._column(connection, _LIVING, self._namespace, steps)}
-        if messages := [row - MESSAGE_ROWS for row in sorted(shown) if row >= MESSAGE_ROWS]:
-            asked = (self._namespace, many(messages))
-            living.update(self._column(connection, _LIVING_MESSAGES, *asked))
+        living: set[int | None] = {None}
+        for sql, base in ((_LIVING, 0), (_LIVING_MESSAGES, MESSAGE_ROWS)):
+            rows = sorted(row - base for row in shown if (row >= MESSAGE_ROWS) == (base > 0))
+            if rows:
+                living.update(self._column(connection, sql, self._namespace, many(rows)))
         return [text for text in texts if text.parent_row in living]
 
     def _stale(self, connection: Connection, saved: Sequence[int]) -> list[int]:
@@ -530,11 +539,9 @@ class DerivedTables(MessageUnits):
         words were made. Looked at are children and followers stored before a saved row, and the
         saved rows themselves where words of later ones were saved meanwhile.
         """
-        asked = (self._namespace, many(saved))
-        looked_at = {*self._column(connection, _EARLIER_CHILDREN, *asked)}
-        after = self._neighbours(connection, self._stored_links(connection, saved), before=False)
+        looked_at, links, last = self._around_saved(connection, saved)
+        after = self._neighbours(connection, links, before=False)
         looked_at.update(follower for row, follower in after.items() if follower < row)
-        (last,) = connection.execute(_LAST_TEXT).fetchone()
         if saved and last is not None and last > max(saved):
             looked_at.update(saved)
         if not looked_at:
@@ -543,6 +550,15 @@ class DerivedTables(MessageUnits):
         links_of = partial(self._stored_links, connection)
         parents = self._parents(connection, links_of(shown), links_of)
         return [row for row, parent in parents.items() if parent > row and shown[row] != parent]
+
+    def _around_saved(
+        self, connection: Connection, saved: Sequence[int]
+    ) -> tuple[set[int], dict[int, StepLink], int | None]:
+        """Return children stored before their parent was, links of saved rows, the last text."""
+        asked = (self._namespace, many(saved))
+        children = {*self._column(connection, _EARLIER_CHILDREN, *asked)}
+        (last,) = connection.execute(_LAST_TEXT).fetchone()
+        return children, self._stored_links(connection, saved), last
 
     def _steps(self, connection: Connection, rows: Collection[int]) -> dict[int, AgentStep]:
         if not rows:
@@ -581,18 +597,3 @@ def _link(step: AgentStep) -> StepLink:
     parent, hop = step.parent_id, in_range(step.hop)
     parent_id = None if parent is None else str(parent)
     return StepLink(parent_id, step.run_id, hop, step.user_id, step.scope)
-
-
-def told_with(step: AgentStep, call: AgentStep | None) -> AgentStep:
-    """Return a step as a search tells it: without bookkeeping, an end with its question."""
-    told = without_bookkeeping(step)
-    return told if call is None or not is_end(step) else with_question(told, call)
-
-
-def _told_alone(step: AgentStep, call: AgentStep | None) -> AgentStep | None:
-    """Return a step as a search tells it; None of one that only recalls, and is no memory."""
-    return None if _only_recalls(step, call) else told_with(step, call)
-
-
-def _only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
-    return recalls(step) or (call is not None and recalls(call))

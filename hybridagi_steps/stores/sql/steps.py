@@ -103,11 +103,7 @@ class StepReading(Tables):
         wanted = [id_text(step_id) for step_id in ids]
         if not wanted:
             return []
-        with self._db.reading() as connection:
-            rows = self._rows_of(connection, wanted)
-            steps = self._read(connection, list(rows.values()))
-            lost = self._add_vectors(connection, steps) if vectors else []
-        pass_over(self._db, self._namespace, lost)
+        rows, steps = self._named(wanted, vectors=vectors)
         found: list[AgentStep] = []
         for step_id in wanted:
             if (row := rows.get(step_id)) is not None:
@@ -116,6 +112,17 @@ class StepReading(Tables):
                     raise damaged(f"{self._db.name}: the step {step_id!r}", "another stands there")
                 found.append(step)
         return found
+
+    def _named(
+        self, ids: Sequence[str], *, vectors: bool
+    ) -> tuple[dict[str, int], dict[int, AgentStep]]:
+        """Return the rows of those of some ids that are there, and the steps in them."""
+        with self._db.reading() as connection:
+            rows = self._rows_of(connection, ids)
+            steps = self._read(connection, list(rows.values()))
+            lost = self._add_vectors(connection, steps) if vectors else []
+        pass_over(self._db, self._namespace, lost)
+        return rows, steps
 
     def find(
         self, where: StepFilter, *, limit: int, offset: int = 0, newest_first: bool = False
@@ -154,12 +161,12 @@ class StepReading(Tables):
 
     def scored_rows(self, *, after: int, through: int) -> list[tuple[int, float]]:
         """Return the steps in a range of rows that have a score of their own."""
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             return connection.execute(_SCORED_ROWS, (self._namespace, after, through)).fetchall()
 
     def rated_runs(self, least: float) -> list[str]:
         """Return the runs whose score is at least this."""
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             return self._column(connection, _RATED_RUNS, self._namespace, least)
 
     def hidden_rows(self) -> Hidden:
@@ -299,7 +306,7 @@ class StepReading(Tables):
         if not asked:
             return {}
         self._catch_up()
-        with self._db.reading() as connection:
+        with self._db.asking() as connection:
             found = connection.execute(_RUN_SCORES, (self._namespace, many(asked))).fetchall()
         return {run_id: self._score(run_id, *values) for run_id, *values in found}
 
