@@ -64,12 +64,15 @@ _BEGIN = """(SELECT CASE WHEN {column} > :after THEN {column} ELSE :after END
     FROM namespace WHERE id = :namespace)"""
 _BEYOND = f"""+s.namespace = :namespace AND s.row <= :through AND s.row > {_BEGIN}
     AND NOT EXISTS (SELECT 1 FROM {{table}} d WHERE d.row = s.row AND d.row > {_BEGIN})"""  # noqa: S608 - no value in it
+# Each part has a limit of its own: a union without is made of all that is pending, for each batch.
 _PENDING_TEXT_ROWS = f"""SELECT row FROM (
     SELECT row FROM stale_text
         WHERE namespace = :namespace AND row > :after AND row <= :through
-    UNION
+        ORDER BY row LIMIT :limit) late
+    UNION SELECT row FROM (
     SELECT s.row FROM agent_step s
-        WHERE {_BEYOND.format(column="texts_through", table="step_text")}) pending
+        WHERE {_BEYOND.format(column="texts_through", table="step_text")}
+        ORDER BY s.row LIMIT :limit) fresh
     ORDER BY row LIMIT :limit"""  # noqa: S608 - no value in it
 _PENDING_VECTOR_ROWS = f"""SELECT s.row FROM agent_step s
     WHERE {_BEYOND.format(column="vectors_through", table="embedding")}
