@@ -68,7 +68,8 @@ _BEYOND = f"""+s.namespace = :namespace AND s.row <= :through AND s.row > {_BEGI
 _PENDING_TEXT_ROWS = f"""SELECT row FROM (
     SELECT row FROM stale_text WHERE namespace = :namespace AND row > :after
         AND row <= :through ORDER BY row LIMIT :limit) late
-    UNION SELECT row FROM (SELECT s.row FROM agent_step s WHERE {_BEYOND.format(column="texts_through", table="step_text")}
+    UNION SELECT row FROM (SELECT s.row FROM agent_step s
+        WHERE {_BEYOND.format(column="texts_through", table="step_text")}
         ORDER BY s.row LIMIT :limit) fresh ORDER BY row LIMIT :limit"""  # noqa: S608 - no value in it
 _PENDING_VECTOR_ROWS = f"""SELECT s.row FROM agent_step s
     WHERE {_BEYOND.format(column="vectors_through", table="embedding")}
