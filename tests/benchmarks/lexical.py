@@ -1,8 +1,8 @@
 """Our posting lists beside SQLite's full-text index and tantivy: time, memory, and what they find.
 
-All hold the same stems of the same made-up steps in files, and are asked for the best 50 of an OR
-query, in turns, by a process that has asked each query before (of FTS5 not). What is resident is
-told by a fresh process each (words_process.py). The first ten cannot agree wholly: ours are by
+All hold the same stems of the same varied steps in files, and are asked for the best 50 of an OR
+query, in turns, by a process that has asked as many others before (of FTS5 none). What is resident
+is told by a fresh process each (words_process.py). The first ten cannot agree wholly: ours are by
 exact Okapi BM25, FTS5 gives a word that stands in more than half of the steps next to no weight,
 and both others fix k1 at 1.2.
 """
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,6 @@ from hybridagi_steps.records.step_text import glimpse_text, own_text, tokens
 from hybridagi_steps.search.step_index import FORMAT
 from tests.benchmarks import CHECKOUT
 from tests.benchmarks.conditions import conditions, counts
-from tests.benchmarks.corpus import made_queries, made_steps
 from tests.benchmarks.peers import (
     NOT_INSTALLED,
     OURS,
@@ -40,6 +40,7 @@ from tests.benchmarks.peers import (
 )
 from tests.benchmarks.tables import Table, number, print_json, print_tables
 from tests.benchmarks.timing import interleaved, ratio, timed, typical
+from tests.benchmarks.varied import varied_queries, varied_steps
 
 SIZES = "10000,100000"
 POOL = 50
@@ -79,7 +80,7 @@ def measure(
 
 
 def _compared(folder: Path, size: int, rounds: int, peers: Sequence[Peer]) -> dict[str, Any]:
-    made = {peer.name: folder / f"words-{size}-{FORMAT}" / peer.name for peer in peers}
+    made = {peer.name: folder / f"stems-{size}-{FORMAT}" / peer.name for peer in peers}
     built = _built(made, size, peers)
     with ExitStack() as stack:
         opened: dict[str, WordSearcher] = {}
@@ -87,7 +88,7 @@ def _compared(folder: Path, size: int, rounds: int, peers: Sequence[Peer]) -> di
             if (adapter := peer.load()) is not None:
                 opened[peer.name] = adapter(made[peer.name])
                 stack.callback(opened[peer.name].close)
-        times, shares = _finding(opened, word_queries(rounds))
+        times, shares = _finding(opened, word_queries(2 * rounds))
         settings = {name: searcher.settings for name, searcher in opened.items()}
     found: dict[str, Any] = {
         "ours_ms": times[OURS]["ms"],
@@ -131,10 +132,11 @@ def _built(made: dict[str, Path], size: int, peers: Sequence[Peer]) -> dict[str,
 def _finding(
     opened: dict[str, WordSearcher], asked: Sequence[list[str]]
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return what a query takes of each, and which share of our first ten it names."""
+    """Return what a query of the second half takes of each, and what both name of our first ten."""
+    others, asked = asked[: len(asked) // 2], asked[len(asked) // 2 :]
     for name, searcher in opened.items():
         if name != FTS5:  # which would take as long again, and whose pages the system holds
-            for words in asked:
+            for words in others:
                 searcher.search(words, POOL)
     answers: dict[str, list[list[int]]] = {name: [] for name in opened}
     rivals = {name: _turn(each, asked, answers[name]) for name, each in opened.items()}
@@ -168,14 +170,14 @@ def _resident(folder: Path, name: str) -> dict[str, float]:
 
 def word_queries(count: int) -> list[list[str]]:
     """Return the stems of queries."""
-    return [words for query in made_queries(2 * count) if (words := tokens(query))][:count]
+    return list(islice((words for query in varied_queries() if (words := tokens(query))), count))
 
 
 def _documents(size: int) -> list[WordDocument]:
-    """Return (row, stems) of the window text of each made-up step."""
+    """Return (row, stems) of the window text of each step."""
     found: list[WordDocument] = []
     before: AgentStep | None = None
-    for row, step in enumerate(made_steps(size), start=1):
+    for row, step in enumerate(varied_steps(size), start=1):
         parent = before if step.parent_id is not None else None
         found.append((row, tokens(glimpse_text(parent) + own_text(step))))
         before = step

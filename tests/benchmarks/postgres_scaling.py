@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from hybridagi_steps.memory import StepMemory
 from tests.benchmarks.conditions import conditions, counts
-from tests.benchmarks.corpus import made_steps
 from tests.benchmarks.scaling import growth, in_a_process, middle
 from tests.benchmarks.scaling_process import ADD_AND_SEARCH, SEARCH
 from tests.benchmarks.scaling_tables import NO_CACHE, server_tables
 from tests.benchmarks.tables import print_json, print_tables
+from tests.benchmarks.varied import varied_steps
 
 if TYPE_CHECKING:
     from tests.cluster.postgres import PostgresServer
@@ -91,7 +91,7 @@ def _caching_in(folder: str) -> Generator[None]:
 def _fill(address: str, size: int, embedder: str) -> None:
     with StepMemory(address, embedder=embedder, timeout_seconds=600) as memory:
         for first in range(0, size, _BATCH):
-            memory.add(made_steps(min(_BATCH, size - first), first=first))
+            memory.add(varied_steps(min(_BATCH, size - first), first=first))
         memory.flush()
         memory.search("so that all is indexed")
 

@@ -1,7 +1,8 @@
 """What grows with a memory, and how fast: each operation at 1,000, 10,000, 100,000 … steps.
 
-A file of made-up steps is built once per size, kept in `workdir`, and copied for each measurement,
-so that nothing is asked of a file that something else has warmed up or written to. Its filters were
+A file of steps as real ones are (varied.py) is built once per size, kept in `workdir`, and copied
+for each measurement, so that nothing is asked of a file that something else has warmed up or
+written to. No query is asked twice, and each filter wants steps like another step. Its filters were
 asked for once: a first filter is the first of a process, not of the memory's life. A whole process
 finds its modules compiled, as it does wherever it ran before. What a process does once (open, its
 first search by a filter, its first search after an add) is timed in fresh processes, all else over
@@ -39,16 +40,23 @@ from tests.benchmarks import CHECKOUT, lexical, turns
 from tests.benchmarks.conditions import conditions, counts, folder_for
 from tests.benchmarks.corpus import (
     MESSAGE_BYTES,
-    PAYLOAD_BYTES,
     made_conversations,
-    made_queries,
-    made_steps,
+    payload,
 )
 from tests.benchmarks.peers import OURS, SEARCHERS, TALKERS, check_names, chosen
-from tests.benchmarks.scaling_process import ONCE, OVER_AND_OVER, SEARCH, ask_filters, labelled
+from tests.benchmarks.scaling_process import (
+    ANOTHER,
+    FILTERS,
+    FIRST_BY,
+    ONCE,
+    OVER_AND_OVER,
+    SEARCH,
+    ask_filters,
+)
 from tests.benchmarks.scaling_tables import BYTES, NO_CACHE, TURN, WHOLE, tables
 from tests.benchmarks.search_peers import measure_peers
 from tests.benchmarks.tables import print_json, print_tables
+from tests.benchmarks.varied import varied_queries, varied_steps
 
 SIZES = "1000,10000,100000"
 MILLION = 1_000_000
@@ -59,6 +67,8 @@ _BYTES_OF_TABLES = """SELECT coalesce(s.tbl_name, d.name), sum(d.pgsize) FROM db
     GROUP BY 1 ORDER BY 2 DESC"""
 _CLI = "import sys; from hybridagi_steps.cli import main; sys.exit(main())"
 _BATCH = 1_000
+_PAYLOADS = "payloads.json"
+"""How many bytes of inputs and outputs a built memory was given."""
 _CHATS = "2,100,1000,10000"
 _LONGEST_BESIDE = 1_000
 """Messages of a session up to which others are measured: they read all with each turn."""
@@ -131,20 +141,20 @@ def measure(
 
 
 def _built(folder: Path, size: int, embedder: str) -> Path:
-    """Return the folder of a memory of `size` made-up steps, indexed, with its cache."""
-    made = folder / f"scaling-{size}-{embedder}"
+    """Return the folder of a memory of `size` varied steps, indexed, with its cache."""
+    made, payloads = folder / f"varied-{size}-{embedder}", 0
     if made.exists():
         return made
     with tempfile.TemporaryDirectory(dir=folder) as name:
         with StepMemory(Path(name) / "steps.db", embedder=embedder, durability="normal") as memory:
             for first in range(0, size, _BATCH):
-                count = min(_BATCH, size - first)
-                memory.add(labelled(step) for step in made_steps(count, first=first))
-            for run in range(0, size // 20, 10):
-                memory.score(f"run-{run}", run % 7 / 6)
+                steps = list(varied_steps(min(_BATCH, size - first), first=first))
+                memory.add(steps)
+                payloads += sum(len(payload(step.inputs, step.outputs)) for step in steps)
             memory.flush()
-            memory.search(made_queries(1)[0])
+            memory.search(next(varied_queries()))
             ask_filters(memory)
+        (Path(name) / _PAYLOADS).write_bytes(orjson.dumps(payloads))
         Path(name).rename(made)
         Path(name).mkdir()  # which goes with the context
     return made
@@ -164,21 +174,25 @@ def _copied(made: Path, *, cache: bool = True) -> Generator[Path]:
 
 def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for what in ONCE:
+    with _copied(made) as path:  # a filter that was asked for at all changes nothing any more
+        for what in map(FIRST_BY.format, FILTERS):
+            found[what] = middle([in_a_process(path, what, 1) for _ in range(starts)])
+        for what in map(ANOTHER.format, FILTERS):
+            found[what] = in_a_process(path, what, rounds)
+    for what in [what for what in ONCE if what not in found]:
         found[what] = middle([_once(made, what) for _ in range(starts)])
     with _copied(made, cache=False) as path:
         bare = in_a_process(path, SEARCH, 1)
     found[NO_CACHE] = bare
     with _copied(made) as path:
-        command = [sys.executable, "-c", _CLI, "search", made_queries(1)[0], "--db", str(path)]
+        command = [sys.executable, "-c", _CLI, "search", next(varied_queries()), "--db", str(path)]
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "code")}
         found[WHOLE] = middle([_whole(command, compiled) for _ in range(1 + starts)][1:])
-    for what in OVER_AND_OVER:
+    for what in [what for what in OVER_AND_OVER if what not in found]:
         with _copied(made) as path:
             found[what] = in_a_process(path, what, rounds)
-    size = int(made.name.split("-")[1])
-    held = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())
-    found[BYTES] = {"times": held / (size * PAYLOAD_BYTES)}
+    held = sum(file.stat().st_size for file in made.rglob("steps.db*") if file.is_file())
+    found[BYTES] = {"times": held / orjson.loads((made / _PAYLOADS).read_bytes())}
     return found
 
 
@@ -210,7 +224,7 @@ def imported_bytes(messages: int, embedder: str) -> dict[str, Any]:
         with StepMemory(path, embedder=embedder, durability="normal") as memory:
             import_file(memory, chat)
             memory.flush()
-            memory.search(made_queries(1)[0])
+            memory.search(next(varied_queries()))
         held = sum(file.stat().st_size for file in folder.glob("steps.db*"))
         parts = bytes_by_part(folder)
     payload = messages * MESSAGE_BYTES

@@ -6,10 +6,10 @@ done, and the embedder's weights are loaded, before a clock starts.
 
 from __future__ import annotations
 
+import random
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime, timedelta
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
@@ -22,9 +22,10 @@ import orjson
 from hybridagi_steps.context.builder import ContextBuilder
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
-from tests.benchmarks.corpus import USERS, made_queries, made_steps, messages_of, spoken
+from tests.benchmarks.corpus import messages_of, spoken
 from tests.benchmarks.first_search import load_imports
 from tests.benchmarks.timing import Sample, interleaved, timed
+from tests.benchmarks.varied import varied_queries, varied_step, varied_steps
 
 K = 10
 SEARCH = "open and first search"
@@ -36,49 +37,58 @@ IN_TURN = "with what is recalled, eight sessions in turn"
 FIRST = "with what is recalled, the first of a session"
 SESSIONS = 8
 _NEW = 10**7
-"""Number of the first made-up step that no file has."""
-_QUERIES = 200
-REGIONS = 100
+"""Number of the first step that no file has."""
+
+LEAST = 1_000
+"""Steps among which each kind of filter finds one that has what it asks for."""
+_QUERIES = varied_queries()
+"""None is asked for twice in a process."""
 
 Work = Callable[[], object]
+Where = Callable[[AgentStep], dict[str, Any]]
+
+FILTERS: dict[str, Where] = {
+    "user": lambda step: {"user_id": step.user_id},
+    "session": lambda step: {"session_id": step.session_id},
+    "run": lambda step: {"run_id": step.run_id},
+    "program": lambda step: {"program": (step.inputs or {}).get("program")},
+    "type": lambda step: {"step_types": step.step_type},
+    "status": lambda step: {"status": step.status},
+    "tool": lambda step: {"tools": step.tool},
+    "`since`": lambda step: {"since": step.created_at},
+    "`min_score`": lambda step: {"min_score": step.score},
+    "metadata key of few values": lambda step: _of_metadata(step, "domain"),
+    "metadata key of many values": lambda step: _of_metadata(step, "ticket"),
+    "metadata key of few steps": lambda step: _of_metadata(step, "rare"),
+    "metadata key of no step": lambda step: {"metadata": {f"key-{step.id}": True}},
+}
+"""What is asked of a search that wants steps that are like one step in this."""
+ANOTHER, FIRST_BY = "search, another {} each", "first filter by {}"
 
 
-def labelled(step: AgentStep) -> AgentStep:
-    """Return a step with a metadata key by which one in a hundred is told."""
-    region = int(step.created_at.timestamp()) % REGIONS
-    return step.model_copy(update={"metadata": {"region": f"region-{region}"}})
+def _of_metadata(step: AgentStep, key: str) -> dict[str, Any]:
+    value = (step.metadata or {}).get(key)
+    return {"metadata": None if value is None else {key: value}}
 
 
 def _search(memory: StepMemory, **options: Any) -> Iterator[Work]:
-    for query in made_queries(_QUERIES):
+    for query in _QUERIES:
         yield lambda query=query: memory.search(query, K, **options)
 
 
-def _filtered(memory: StepMemory, where: Callable[[int], dict[str, Any]]) -> Iterator[Work]:
-    """Yield searches that each ask by another value."""
-    for number, query in enumerate(made_queries(_QUERIES)):
-        yield lambda query=query, number=number: memory.search(query, K, where=where(number))
-
-
-def _user(number: int) -> dict[str, Any]:
-    return {"user_id": f"user-{number % USERS}"}
-
-
-def _region(number: int) -> dict[str, Any]:
-    return {"metadata": {"region": f"region-{number % REGIONS}"}}
-
-
-def _since(number: int) -> dict[str, Any]:
-    return {"since": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=7 * number)}
-
-
-def _score(number: int) -> dict[str, Any]:
-    return {"min_score": number % 7 / 6}
+def _filtered(memory: StepMemory, kind: str) -> Iterator[Work]:
+    """Yield searches that each want steps like another step of the memory."""
+    chance, held = random.Random(kind), max(memory.stats()["steps"], LEAST)
+    for query in _QUERIES:
+        where: dict[str, Any] = {"": None}
+        while None in where.values():  # that step has no tool, say
+            where = FILTERS[kind](varied_step(chance.randrange(held)))
+        yield lambda query=query, where=where: memory.search(query, K, where=where)
 
 
 def _added(memory: StepMemory, size: int = 1) -> Iterator[Work]:
     for number in count(_NEW, size):
-        steps = [labelled(step) for step in made_steps(size, first=number)]
+        steps = list(varied_steps(size, first=number))
         yield lambda steps=steps: memory.add(steps)
 
 
@@ -105,10 +115,9 @@ def _calls(call: Work) -> Iterator[Work]:
 
 
 ONCE: dict[str, Callable[[StepMemory], Iterator[Work]]] = {
-    "first filter by user": lambda memory: _filtered(memory, _user),
-    "first filter by metadata": lambda memory: _filtered(memory, _region),
-    "first filter by `since`": lambda memory: _filtered(memory, _since),
-    "first filter by `min_score`": lambda memory: _filtered(memory, _score),
+    **{
+        FIRST_BY.format(kind): lambda memory, kind=kind: _filtered(memory, kind) for kind in FILTERS
+    },
     "search after the first add": _search_after_add,
     SEARCH: _search,
 }
@@ -121,10 +130,7 @@ OVER_AND_OVER: dict[str, Callable[[StepMemory], Iterator[Work]]] = {
     "search, hybrid": _search,
     "search, words": lambda memory: _search(memory, mode="lexical"),
     "search, meaning": lambda memory: _search(memory, mode="dense"),
-    "search, another user each": lambda memory: _filtered(memory, _user),
-    "search, another metadata value each": lambda memory: _filtered(memory, _region),
-    "search, another `since` each": lambda memory: _filtered(memory, _since),
-    "search, another `min_score` each": lambda memory: _filtered(memory, _score),
+    **{ANOTHER.format(kind): lambda memory, kind=kind: _filtered(memory, kind) for kind in FILTERS},
     "add of one": _added,
     "add of 1,000": lambda memory: _added(memory, 1_000),
     "search after an add": _search_after_add,
@@ -143,10 +149,10 @@ def measured(address: str, what: str, rounds: int) -> dict[str, Any]:
     if what.startswith("session of "):
         return dict(_in_a_session(Path(address), int(what.split()[-1]), rounds))
     if what == SEARCH:
-        [query] = made_queries(1)  # which reads the texts it is made of
+        query = next(_QUERIES)  # which reads the texts it is made of
         return _shown([timed(lambda: _opened(address, query))])
     with StepMemory(address, durability="normal") as memory:
-        memory.search(made_queries(1)[0], K)
+        memory.search(next(_QUERIES), K)
         if what in ONCE:
             first, *later = _timed(ONCE[what](memory), 1 + _LATER)
             return {**_shown([first]), "later_cpu_ms": median(one.cpu for one in later) * 1e3}
@@ -156,8 +162,8 @@ def measured(address: str, what: str, rounds: int) -> dict[str, Any]:
 
 def ask_filters(memory: StepMemory) -> None:
     """Ask once by each key that a first filter is measured by: what was asked for is kept."""
-    for where in (_user, _region, _since, _score):
-        next(_filtered(memory, where))()
+    for kind in FILTERS:
+        next(_filtered(memory, kind))()
 
 
 def _opened(address: str, query: str) -> None:

@@ -1,7 +1,7 @@
 """How fast the nearest vectors are found: our index and others', one query, one thread.
 
 Each size runs in a process of its own in which every library is told to use one thread. All hold
-the same vectors: embeddings of made-up steps, each of a user who has one in a hundred. Peers take
+the same vectors: embeddings of varied steps, each of a user who has one in a hundred. Peers take
 turns of up to twenty queries in a hot loop; NumPy's exact product is the oracle of recall and the
 unit of speed. A filter is evaluated inside the clock: of one user, as one program asks, and of
 another user with each query, as a server is asked. After adds, the next search is inside too.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, cast
@@ -28,11 +28,12 @@ from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
 from hybridagi_steps.search.ranking import POOL
 from tests.benchmarks import CHECKOUT
-from tests.benchmarks.corpus import STEPS_PER_RUN, USERS, made_queries, made_steps
+from tests.benchmarks.corpus import STEPS_PER_RUN, USERS
 from tests.benchmarks.peers import NOT_INSTALLED, OURS, SEARCHERS, Peer, VectorSearcher, chosen
 from tests.benchmarks.peers.memory_index import MemoryIndex, RowsKnown
 from tests.benchmarks.tables import Table, number
 from tests.benchmarks.timing import Sample, Samples, interleaved, ratio, timed, typical
+from tests.benchmarks.varied import varied_queries, varied_steps
 
 K = 10
 ADDS = 1_000
@@ -101,14 +102,14 @@ def _in_one_thread(
 
 def corpus_file(folder: Path, size: int, embedder: str) -> Path:
     """Return the file of vectors, unit length, made if it is not there: those to add come last."""
-    path = folder / f"vectors-{size}-{embedder.replace('/', '-')}.npy"
+    path = folder / f"embeddings-{size}-{embedder.replace('/', '-')}.npy"
     if path.exists():
         return path
     model = resolve_embedder(embedder)
-    parts: list[FloatMatrix] = [model.embed_queries(made_queries(_QUERIES))]
+    parts: list[FloatMatrix] = [model.embed_queries(list(islice(varied_queries(), _QUERIES)))]
     total = size + _ADD_ROUNDS * ADDS
     for first in range(0, total, _BATCH):
-        steps = made_steps(min(_BATCH, total - first), first=first)
+        steps = varied_steps(min(_BATCH, total - first), first=first)
         parts.append(model.embed_documents([own_text(step) for step in steps]))
     vectors = np.concatenate(parts).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -14,7 +17,7 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.step_text import own_text, text_hash
+from hybridagi_steps.records.step_text import own_text, text_hash, tokens
 from hybridagi_steps.search import formulas
 from tests.benchmarks import (
     corpus,
@@ -23,7 +26,9 @@ from tests.benchmarks import (
     quality,
     recorder,
     retrieval_tasks,
+    scaling_process,
     search,
+    varied,
     write,
 )
 from tests.benchmarks import walks as walk_counts
@@ -136,6 +141,58 @@ class TestCorpus:
         made = corpus.made_steps(corpus.USERS * corpus.STEPS_PER_RUN)
         mine = [step for step in made if step.user_id == search.NARROW["user_id"]]
         assert len(mine) == corpus.STEPS_PER_RUN
+
+
+class TestVariedSteps:
+    def test_a_number_always_gives_the_same_step(self) -> None:
+        made = list(varied.varied_steps(7_005))
+        assert list(varied.varied_steps(30, first=6_975)) == made[6_975:]
+
+    def test_runs_are_whole_and_one_is_very_deep(self) -> None:
+        made = list(varied.varied_steps(7_100))
+        for before, step in pairwise(made):
+            same = step.run_id == before.run_id
+            assert step.hop == (before.hop + 1 if same else 0)
+            assert step.parent_id == (before.id if same else None)
+            assert step.user_id == before.user_id or not same
+        assert max(Counter(step.run_id for step in made).values()) == 2_000
+
+    def test_they_are_as_uneven_as_real_ones(self) -> None:
+        made = list(varied.varied_steps(5_000))
+        said = [own_text(step) for step in made]
+        assert len(set(said)) > 4_900
+        users = Counter(step.user_id for step in made).most_common()
+        assert users[0][1] > 5 * users[9][1] > 5 * users[-1][1] > 0
+        sizes, real = (
+            [len(corpus.payload(step.inputs, step.outputs)) for step in steps]
+            for steps in (made, STEPS)
+        )
+        assert max(sizes) > 80_000 > max(real)
+        assert 0.8 < fmean(sizes) / fmean(real) < 1.25
+
+    def test_there_are_always_new_words(self) -> None:
+        known: set[str] = set()
+        for first in range(0, 5_000, 1_000):
+            words = {
+                w for s in varied.varied_steps(1_000, first=first) for w in tokens(own_text(s))
+            }
+            assert len(words - known) > 500
+            known |= words
+
+    def test_no_query_is_asked_twice(self) -> None:
+        asked = list(islice(varied.varied_queries(), 500))
+        assert len(set(asked)) == 500
+        assert asked == list(islice(varied.varied_queries(), 500))
+        assert max(len(query.split()) for query in asked) == 20
+
+    def test_each_kind_of_filter_finds_steps_that_are_like_one(self) -> None:
+        made = list(varied.varied_steps(scaling_process.LEAST))
+        with StepMemory(":memory:", embedder="hashing") as memory:
+            memory.add(made)
+            for kind, where in scaling_process.FILTERS.items():
+                [asked] = islice((w for s in made if None not in (w := where(s)).values()), 1)
+                found = memory.find(where=asked, limit=1).steps
+                assert bool(found) == (kind != "metadata key of no step"), kind
 
 
 @pytest.fixture

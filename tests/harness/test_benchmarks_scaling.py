@@ -15,10 +15,12 @@ from tests.benchmarks.lexical import TANTIVY
 from tests.benchmarks.peers import OURS, TALKERS
 from tests.benchmarks.scaling_process import (
     ADD_AND_SEARCH,
+    ANOTHER,
     BESIDE,
     CONTEXT,
     EIGHT,
     FIRST,
+    FIRST_BY,
     IN_TURN,
     ONCE,
     OVER_AND_OVER,
@@ -51,7 +53,7 @@ def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert TANTIVY not in words
     # What was built is kept for the next time, and nothing else.
     kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == ["scaling-40-hashing", f"words-40-{FORMAT}"]
+    assert kept == [f"stems-40-{FORMAT}", "varied-40-hashing"]
     pages = comparison.on_sizes({"scaling": result})
     assert f"| {TURN} |" in pages
     assert "| message through StepRunner |" in pages
@@ -104,6 +106,12 @@ class TestGoals:
         assert self.row(searched(6), words) == [goal, "6.0 ms; not measured", "**no**: 1 of 2"]
         assert self.row(searched(5), words)[2] == "-"
         assert self.row({}, words) == [goal, "not measured; not measured", "-"]
+
+    def test_the_slowest_filter_is_named(self) -> None:
+        rows = {ANOTHER.format(kind): {"p50_ms": ms} for kind, ms in (("user", 9), ("run", 80))}
+        first = {FIRST_BY.format("user"): {"p50_ms": 99}}
+        found = self.row({"scaling": {"steps": {"1000000": rows | first}}}, "the slowest single")
+        assert found == ["≤ 75 ms; ≤ 100 ms", "80.0 ms (run); 99.0 ms (user)", "**no**: 1 of 2"]
 
     def test_others_must_not_be_cheaper(self) -> None:
         def beside(ratio: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from hybridagi_steps.stores.sql import lineage, message_filter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.database import Reader
 from hybridagi_steps.testing.conformance.samples import message, said, save_pending, step
+from hybridagi_steps.testing.conformance.samples import text as words_of
 
 MACHINE_STEPS = 100
 """Of SQLite's virtual machine, after which it is counted."""
@@ -143,6 +144,21 @@ def test_indexing_a_message_takes_as_much_however_many_there_are(
         ran[count] = work.ran
         assert len(statements) <= 200 + 10 * count
     assert ran[1_200] <= 1.5 * 4 * ran[300]
+
+
+def test_a_batch_of_a_backlog_takes_as_much_however_long_that_is(
+    work: Work, tmp_path: Path
+) -> None:
+    ran = list[int]()
+    with closing(SqliteStepStore(tmp_path / "steps.db")) as store:
+        for count in (200, 4_000):
+            store.append([made(n, run_id=f"{count}-{n // 10}") for n in range(count)])
+            first = [words_of(one.row, one.parent_row) for one in store.pending_texts(50)]
+            store.save_derived(first, [])  # which writes the keys of all there are
+            work.of(lambda: store.pending_texts(50))
+            ran.append(work.ran)
+    few, many = ran
+    assert 0 < many < 1.5 * few
 
 
 def test_an_export_of_a_run_asks_for_no_other(
