@@ -28,8 +28,8 @@ from hybridagi_steps.records.store_values import (
     Hidden,
     MessagePlace,
     PendingText,
-    PlainValues,
     Position,
+    RowMetadata,
     Rows,
     RunSummary,
     SessionState,
@@ -185,8 +185,11 @@ class ValuedStore(Protocol):
         """Return the AgentSteps above one row and up to another that have a score of their own."""
         ...
 
-    def metadata_values(self, key: str, *, after: int, through: int) -> PlainValues:
-        """Return the AgentSteps within bounds as above that have a plain value under a key."""
+    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
+        """Return the AgentSteps within bounds as above, by row, with what is plain of metadata.
+
+        Those without may be missing; lists and objects may be there.
+        """
         ...
 
     def rated_runs(self, least: float) -> list[str]:
@@ -238,8 +241,8 @@ class MessageIndex(Protocol):
         """
         ...
 
-    def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
-        """Return the messages within bounds that have a plain value, as `metadata_values` does."""
+    def message_metadata(self, *, after: int, through: int) -> RowMetadata:
+        """Return the messages within bounds with their metadata, as `metadata_values` does."""
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:

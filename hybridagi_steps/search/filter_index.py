@@ -3,7 +3,8 @@
 A step's keys never change, and a row number is never used again, so what was read once stays true:
 new rows are read on from the highest one seen, again from where all were there; removed ones are
 marked, and dropped when they are many, so that what is listed by place outlives them. A key is read
-when a filter first names it. Texts are numbered, one small integer per row; the rows of a value
+on when a filter names it, all of metadata at once; whoever saves an index has all keys read, so
+that no filter is the first. Texts are numbered, one small integer per row; the rows of a value
 asked for again are kept as a posting list. The store is asked each time for what can change without
 a new row (where branches stand, which runs have a score), and for what its indexes answer at once:
 one run, one session. What was read is kept in a file beside the index. Not thread-safe by itself.
@@ -11,6 +12,7 @@ one run, one session. What was read is kept in a file beside the index. Not thre
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,8 @@ import numpy.typing as npt
 from hybridagi_steps.protocols import IndexedStore, ValuedStore
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
-from hybridagi_steps.records.store_values import ABANDONED, REVOKED, Hidden, Rows
+from hybridagi_steps.records.store_values import ABANDONED, REVOKED, Hidden, RowMetadata, Rows
+from hybridagi_steps.search.index_cache import DamagedCacheError
 from hybridagi_steps.search.key_columns import (
     ABSENT,
     NOWHERE,
@@ -35,40 +38,51 @@ from hybridagi_steps.search.key_columns import (
     Value,
     Values,
     equalities,
-    is_valued,
-    metadata_key,
     metadata_name,
     microseconds,
     nothing,
     one_of,
+    plain_value,
     without,
 )
+from hybridagi_steps.search.metadata_columns import MetadataColumns
 from hybridagi_steps.stores.sql.tables import is_storable
 
 PAGE = 100_000
 """Rows whose keys are read at once."""
-METADATA_KEYS = 16
-"""Metadata keys that get a column, those asked for first; filters by others ask the store."""
+COMPARED_ALONE = 256
+"""Rows of which the metadata are compared one by one; those of more are read from first to last."""
 _LOOKED_AT = 1_000
 _FEW_DEAD = 64
 FEW_RUNS = 32
 """So many excluded runs are asked for one by one; of more the column is looked through once."""
 DEAD_SHARE = 0.1
 """Share of removed rows from which columns are made without them."""
+FRESH_SHARE = 0.02
+"""Share of new rows from which columns are saved anew: the next process has to read them, too."""
+METADATA: StepKey = "metadata"
+"""Stands for all metadata among names of columns."""
+_BESIDE = (SCORE, METADATA)
+"""What is read by itself: not all rows have it."""
+_COLUMN = "column "
+
+log = logging.getLogger("hybridagi_steps")
 
 
 class FilterColumns:
     """Answers filters like `store.rows`, for rows up to the newest it was told of."""
 
     _kind = 0  # which of the rows of `Frontier.settled` is theirs
+    _every: Sequence[StepKey] = ()
+    """The keys that are read of all rows when an index is saved."""
 
     def __init__(self, store: IndexedStore, restore: Callable[[], object] = bool) -> None:
         """Read from `store`, when first asked; `restore` lets `revive` come before that."""
         self._store, self._restore = store, restore
         self._newest = 0
         self._values = store if isinstance(store, ValuedStore) else None
-        self._saved: set[StepKey] = set()
-        self._saved_rows = 0
+        self._in_file: set[StepKey] = set()
+        self._rows_in_file = 0
         self._hidden: Hidden | None = None
         self._answers = Answers()
         self.forget()
@@ -91,15 +105,21 @@ class FilterColumns:
             self._drop_removed()
 
     def _cut(self, count: int) -> None:
+        if count < self._saved_rows:
+            self._load_all()
         for column in (self._rows, *self._columns.values()):
             column.cut(count)
+        self._metadata.cut(count)
         self._alive = None if self._alive is None else self._alive[:count]
         self._postings.cut(count)
 
     def _drop_removed(self) -> None:
         if self._alive is not None:
+            self._load_all()
+        if self._alive is not None:  # else the file was damaged
             for column in (self._rows, *self._columns.values()):
                 column.keep(self._alive)
+            self._metadata.keep(self._alive)
             self._postings, self._alive = PostingLists(), None
 
     def rows(self, where: StepFilter) -> Rows:
@@ -117,6 +137,8 @@ class FilterColumns:
         if (found := self._answers.known(asked)) is not None:
             return found
         self._hold(self._names(where))
+        if not all(map(self._metadata.holds, where.metadata or ())):
+            return self._rows_of(where)
         found = self._but_hidden(self._held_rows(self._matching(where, rated)), where)
         return self._answers.kept(asked, found, len(self._rows.values))
 
@@ -127,12 +149,13 @@ class FilterColumns:
         if not len(self._rows.values):
             return np.full(len(rows), ABSENT, np.int32)
         values = np.where(places == ABSENT, ABSENT, self._columns[name].values[places])
-        return np.where(values == self._numbers.of(name).get(None, ABSENT), ABSENT, values)
+        return np.where(values == self._numbers.number(name, None), ABSENT, values)
 
     def first_rows(
         self, name: StepKey, number: int, most: int, passing: Callable[[Rows], Flags]
     ) -> Rows:
         """Return the first rows with a value, given by its number, that pass."""
+        self._hold([name])
         rows = self._held_rows(self._posting(name, number))
         found = np.empty(0, np.int64)
         for start in range(0, len(rows), _LOOKED_AT):
@@ -159,30 +182,57 @@ class FilterColumns:
 
     def unsaved(self, least: int) -> bool:
         """Tell whether to save columns of so many rows: there is a new one, or many new rows."""
-        fresh = len(self._rows.values) > (1 + DEAD_SHARE) * self._saved_rows
-        return len(self._rows.values) >= least and (fresh or self._columns.keys() > self._saved)
+        count = len(self._rows.values)
+        fresh = count > (1 + FRESH_SHARE) * self._rows_in_file
+        held = self._columns.keys() | ({METADATA} if len(self._metadata) else set[StepKey]())
+        return count >= least and (fresh or held > self._in_file)
+
+    def read_on(self, *, every: bool = False) -> None:
+        """Bring all columns that were ever asked for up to date; of `every` key, if asked so."""
+        if self._through < 0:
+            self._restore()
+        self._load_all()
+        asked = {*self._columns, *(self._every if every else ())}
+        if len(self._metadata) or (every and self._values is not None):
+            asked.add(METADATA)
+        if asked:
+            self._hold(sorted(asked))
 
     def to_arrays(self) -> dict[str, Values | bytes]:
-        """Return the columns, of no row newer than those it was told of, or that is not settled."""
+        """Return the columns, of no row newer than those it was told of, or that is not settled.
+
+        Whoever saves them has them read on first.
+        """
         self._drop_removed()
         newest = min(self._newest, self._settled)
         count = int(np.searchsorted(self._rows.values, newest, side="right"))
-        columns = {name: Column(column.values[:count]) for name, column in self._columns.items()}
-        self._saved, self._saved_rows = {*columns}, count
+        whole = {name: held for name, held in self._columns.items() if len(held) >= count}
+        columns = {name: held.values[:count] for name, held in whole.items()}
+        if SCORE in columns:
+            columns[SCORE] = columns[SCORE].copy()  # which may change while it is written
+        self._in_file, self._rows_in_file = {*columns}, count
         rows, through = self._rows.values[:count], np.array([min(self._through, newest)])
-        return {"rows": rows, "through": through, **self._numbers.to_arrays(columns)}
+        arrays = {"rows": rows, "through": through, **self._numbers.to_arrays(columns)}
+        if len(self._metadata):
+            self._in_file.add(METADATA)
+            arrays |= self._metadata.to_arrays(count)
+        return arrays
 
     def revive(self, arrays: Mapping[str, Values], removed: Rows) -> None:
-        """Take over what `to_arrays` gave, without rows removed since."""
-        self._columns = self._numbers.take_over(arrays)
+        """Take over what `to_arrays` gave, without rows removed since; a key when it is needed."""
+        self._saved, self._numbers = arrays, Numbers(arrays)
+        self._metadata = MetadataColumns(arrays)
         self._rows, self._through = Column(arrays["rows"]), int(arrays["through"][0])
-        self._saved, self._saved_rows = {*self._columns}, len(self._rows.values)
+        self._saved_rows = self._rows_in_file = len(self._rows)
+        self._in_file = {*self._saved_keys()}
+        if len(self._metadata):
+            self._in_file.add(METADATA)
         self._settled = self._through
         self.follow(removed[:0], removed)
 
     def forget_saved(self) -> None:
         """Take note that nothing is saved any more."""
-        self._saved, self._saved_rows = set(), 0
+        self._in_file, self._rows_in_file = set(), 0
 
     # -- what the store says ----------------------------------------------------------------------
 
@@ -198,13 +248,17 @@ class FilterColumns:
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         return self._store.step_keys(names, after=after, limit=PAGE)
 
-    def _values_of(self, name: StepKey, after: int, through: int) -> Sequence[tuple[int, Any]]:
-        """Return the rows within bounds that have a score, or a value of a metadata key."""
+    def _metadata_of(self, after: int, through: int) -> RowMetadata:
+        """Return the rows within bounds with their metadata."""
         if self._values is None:
             return []
-        if (key := metadata_name(name)) is None:
-            return self._values.scored_rows(after=after, through=through)
-        return self._values.metadata_values(key, after=after, through=through)
+        return self._values.metadata_values(after=after, through=through)
+
+    def _scores_of(self, after: int, through: int) -> Sequence[tuple[int, float]]:
+        """Return the rows within bounds that have a score."""
+        return (
+            [] if self._values is None else self._values.scored_rows(after=after, through=through)
+        )
 
     def _is_for_the_store(self, where: StepFilter) -> bool:
         """Tell whether the database knows better: by an index, or because it may change."""
@@ -216,9 +270,7 @@ class FilterColumns:
             return True
         if self._values is None and (where.min_score is not None or where.metadata):
             return True
-        asked = {metadata_key(key) for key in where.metadata or ()} - self._columns.keys()
-        held = sum(metadata_name(name) is not None for name in self._columns)
-        return not all(map(is_storable, asked)) or len(asked) > max(0, METADATA_KEYS - held)
+        return not all(map(is_storable, where.metadata or ()))
 
     def _names(self, where: StepFilter) -> list[StepKey]:
         names: dict[StepKey, None] = dict.fromkeys(name for name, _ in equalities(where))
@@ -257,13 +309,33 @@ class FilterColumns:
     def _narrowed(
         self, found: Positions | None, name: StepKey, values: Iterable[Value]
     ) -> Positions:
+        if (key := metadata_name(name)) is not None:
+            having = self._with_metadata(key, *values)
+            return having if found is None else found[_marked(having, len(self._rows))[found]]
         numbers = self._numbers.known(name, values)
         if found is None:
             lists = [self._posting(name, number) for number in numbers]
             return lists[0] if len(lists) == 1 else np.sort(np.concatenate([NOWHERE, *lists]))
-        if numbers and len(self._numbers.of(name)) == 1 and metadata_name(name) is None:
+        if numbers and len(self._numbers.table(name)) == 1:
             return found  # all steps have this value, as is usual of the scope
         return found[one_of(self._columns[name].values[found], numbers)]
+
+    def _with_metadata(self, key: str, value: Value) -> Positions:
+        """Return all positions at which a key of metadata has a value."""
+        found, sure = self._metadata.positions(key, value)
+        if sure or not len(found):
+            return found
+        rows = self._held_rows(found)
+        spans = [(row - 1, row) for row in rows.tolist()]
+        if len(spans) > COMPARED_ALONE:
+            spans = [(spans[0][0], spans[-1][1])]
+        having = [
+            row
+            for span in spans
+            for row, metadata in self._metadata_of(*span)
+            if key in metadata and plain_value(metadata[key]) == value
+        ]
+        return found[np.isin(self._rows.values[found], having)]
 
     def _scored(self, found: Positions, least: float, rated: Sequence[str]) -> Flags:
         """Return which positions have such a score: their own, or else that of their run."""
@@ -276,7 +348,7 @@ class FilterColumns:
         """Return which positions name a program, or stand directly inside a call of it."""
         named = self._numbers.known("program", [program])
         calls = self._columns["call_id"].values[self._narrowed(None, "program", [program])]
-        enclosing = {*calls.tolist()} - {self._numbers.of("call_id")[None]}
+        enclosing = {*calls.tolist()} - {self._numbers.number("call_id", None)}
         return one_of(self._columns["program"].values[found], named) | one_of(
             self._columns["program_id"].values[found], list(enclosing)
         )
@@ -305,87 +377,133 @@ class FilterColumns:
         """Hold nothing."""
         self._rows = Column(np.empty(0, np.int64))
         self._alive: Flags | None = None
+        self._saved: Mapping[str, Values] = {}
+        self._saved_rows = 0
         self._columns: dict[StepKey, Column] = {}
-        self._numbers = Numbers()
+        self._numbers, self._metadata = Numbers(), MetadataColumns()
         self.forget_saved()
         self._postings, self._through, self._settled = PostingLists(), -1, 0
 
-    def _hold(self, names: Sequence[StepKey]) -> None:
-        """Read on from the last row seen, and all of the keys that were never asked for before."""
+    def _saved_keys(self) -> Iterator[StepKey]:
+        return (name.removeprefix(_COLUMN) for name in self._saved if name.startswith(_COLUMN))
+
+    def _load(self, names: Iterable[StepKey]) -> None:
+        """Take columns over from the file, or begin them."""
+        for name in names:
+            if (key := metadata_name(name)) is not None:
+                self._metadata.load([key])
+            elif name == METADATA:
+                self._metadata.load()
+            elif name not in self._columns:
+                stored = f"{_COLUMN}{name}"
+                found = Column(self._saved[stored]) if stored in self._saved else Column.of(name)
+                self._numbers.table(name)  # what it says must be read with it, or not at all
+                self._columns[name] = found
+
+    def _load_sound(self, names: Sequence[StepKey]) -> None:
+        """Take columns over from the file; if that is damaged, nothing is held."""
+        try:
+            self._load(names)
+        except DamagedCacheError as error:
+            log.info("the columns of filters are not used, but read again: %s", error)
+            self.forget()
+            self._load(names)
+
+    def _load_all(self) -> None:
+        self._load_sound([*self._saved_keys(), METADATA])
+
+    def _reads_first(self, names: Iterable[StepKey]) -> bool:
+        """Tell whether some key would first be read of all rows."""
         if self._through < 0:
             self._restore()
-        missing: list[StepKey] = [name for name in names if name not in self._columns]
-        if self._newest <= self._through and not missing:
+        held = {*self._columns, *self._saved_keys()}
+        return any(
+            name not in held and not (name == METADATA and len(self._metadata))
+            for name in map(_family, names)
+        )
+
+    def _hold(self, names: Sequence[StepKey]) -> None:
+        """Read some keys on, from where they were read up to before; in the file, or the store."""
+        if self._through < 0:
+            self._restore()
+        self._load_sound(names)
+        keys = dict.fromkeys(map(_family, names))
+        if self._newest <= self._through and not any(map(self._behind, keys)):
             return
         try:
-            if self._through < 0:
-                self._columns = {name: Column.of(name) for name in missing}
-                missing = []
-            self._read_on()
-            self._fill(missing)
+            self._read_on([*keys])
         except BaseException:
             self.forget()  # half of a page is worse than none
             raise
 
-    def _read_on(self) -> None:
-        self._settled = max(self._settled, self._store.frontier().settled[self._kind])
-        for rows, columns in self._pages(list(self._columns), self._through):
-            self._rows.extend(rows)
-            if self._alive is not None:
-                fresh = np.ones(len(rows), np.bool_)
-                self._alive = np.concatenate((self._alive, fresh))
-            for name, values in columns.items():
-                self._columns[name].extend(values)
-        self._through = max([self._newest, *self._rows.values[-1:].tolist()])
+    def _read_on(self, names: Sequence[StepKey]) -> None:
+        if self._newest > self._through:
+            self._settled = max(self._settled, self._store.frontier().settled[self._kind])
+            level = [name for name in names if name not in _BESIDE and not self._behind(name)]
+            for rows, columns in self._pages(level, self._through):
+                self._rows.extend(rows)
+                if self._alive is not None:
+                    fresh = np.ones(len(rows), np.bool_)
+                    self._alive = np.concatenate((self._alive, fresh))
+                for name, values in columns.items():
+                    self._columns[name].extend(values)
+            self._through = max([self._newest, *self._rows.values[-1:].tolist()])
+        behind: dict[int, list[StepKey]] = {}
+        for name in names:
+            if count := self._behind(name):
+                if name in _BESIDE:
+                    self._catch_up_beside(name, count)
+                else:
+                    behind.setdefault(count, []).append(name)
+        for count, together in behind.items():
+            self._catch_up(together, count)
 
-    def _fill(self, names: Sequence[StepKey]) -> None:
-        """Read keys of the rows held already; of later ones all is read when their turn comes."""
-        if not names:
-            return
+    def _behind(self, name: StepKey) -> int:
+        """Return how many of the rows held a column does not reach to."""
+        held = self._metadata if name == METADATA else self._columns[name]
+        return len(self._rows) - len(held)
+
+    def _catch_up(self, names: Sequence[StepKey], count: int) -> None:
+        """Read keys of the last rows held, so many."""
         known = self._rows.values
-        columns = {name: Column.of(name, len(known)) for name in names}
-        keys = [name for name in names if not is_valued(name)]
-        for rows, found in self._pages(keys, after=-1) if keys else ():
-            held = (places := self._places(rows)) != ABSENT
+        first = len(known) - count
+        columns = {name: nothing(name, count) for name in names}
+        for rows, found in self._pages(names, int(known[first]) - 1):
+            places = self._places(rows)
+            held = places != ABSENT
             for name, values in found.items():
-                columns[name].values[places[held]] = values[held]
-        for start in range(0, len(known), PAGE):
+                columns[name][places[held] - first] = values[held]
+            if rows[-1] >= known[-1]:
+                break
+        for name, column in columns.items():
+            self._columns[name].extend(column)
+
+    def _catch_up_beside(self, name: StepKey, count: int) -> None:
+        """Read scores, or metadata, of the last rows held, so many."""
+        known = self._rows.values
+        for start in range(len(known) - count, len(known), PAGE):
             page = known[start : start + PAGE]
-            for name in filter(is_valued, names):
-                column = columns[name].values[start : start + PAGE]
-                column[:] = self._valued(name, page, int(page[0]) - 1)
-        self._columns.update(columns)
+            bounds = int(page[0]) - 1, int(page[-1])
+            if name == SCORE:
+                self._columns[name].extend(_scores(page, self._scores_of(*bounds)))
+            else:
+                found = self._metadata_of(*bounds)
+                places = np.searchsorted(known, [row for row, _ in found])
+                there = zip(places.tolist(), found, strict=True)
+                kept = ((place, told) for place, (row, told) in there if known[place] == row)
+                self._metadata.extend(len(page), kept)
 
     def _pages(
         self, names: Sequence[StepKey], after: int
     ) -> Iterator[tuple[Rows, dict[StepKey, Values]]]:
         """Yield the rows above `after`, with what is to stand in their columns."""
-        stored = [name for name in names if not is_valued(name)]
         full = True
         while full:
-            rows, keys = self._keys_above(stored, after)
+            rows, keys = self._keys_above(names, after)
             full = len(rows) == PAGE
             if len(rows):
-                yield (
-                    rows,
-                    {
-                        name: self._numbers.encoded(name, keys[name])
-                        if name in keys
-                        else self._valued(name, rows, after)
-                        for name in names
-                    },
-                )
+                yield rows, {name: self._numbers.encoded(name, keys[name]) for name in names}
                 after = int(rows[-1])
-
-    def _valued(self, name: StepKey, rows: Rows, after: int) -> Values:
-        """Return the column of a score or a metadata key, which not all of some rows have."""
-        column = nothing(name, len(rows))
-        if found := self._values_of(name, after, int(rows[-1])):
-            having, values = zip(*found, strict=True)
-            places = np.minimum(np.searchsorted(rows, having), len(rows) - 1)
-            held = rows[places] == having
-            column[places[held]] = self._numbers.encoded(name, values)[held]
-        return column
 
     def _places(self, rows: Rows) -> npt.NDArray[np.intp]:
         """Return where rows stand, `ABSENT` for those not held."""
@@ -397,3 +515,26 @@ class FilterColumns:
         if self._alive is not None:
             held &= self._alive[found]
         return np.where(held, found, ABSENT)
+
+
+def _family(name: StepKey) -> StepKey:
+    """Return what a key is read with: all keys of metadata are read at once."""
+    return name if metadata_name(name) is None else METADATA
+
+
+def _marked(positions: Positions, count: int) -> Flags:
+    """Return of each place whether it is one of some."""
+    flags = np.zeros(count, np.bool_)
+    flags[positions] = True
+    return flags
+
+
+def _scores(rows: Rows, found: Sequence[tuple[int, float]]) -> Values:
+    """Return the column of scores, which not all of some rows have."""
+    column = nothing(SCORE, len(rows))
+    if found:
+        having, values = zip(*found, strict=True)
+        places = np.minimum(np.searchsorted(rows, having), len(rows) - 1)
+        held = rows[places] == having
+        column[places[held]] = np.array(values, np.float64)[held]
+    return column

@@ -212,9 +212,11 @@ class StepIndex:
         return saved
 
     def _written(self) -> bool:
-        if self._cache is not None and self.filters_worth_saving():
-            self._filter_file.save(self.filters, self.position)
-        if self._cache is None or not self.worth_saving():
+        if self._cache is None:
+            return False
+        if (every := self.worth_saving()) or self.filters_worth_saving():
+            self._filter_file.save(self.filters, self.position, every=every)
+        if not every:
             return False
         arrays = {
             f"{part}/{name}": array
