@@ -118,7 +118,7 @@ def test_erased_words_are_not_in_the_cache_that_others_write(tmp_path: Path) -> 
         memory.purge({"tools": "find"})
         assert files_that_tell(tmp_path) == []
         other.close()
-    assert len([*tmp_path.glob("*.db.????????.index")]) == 1
+        assert len([*tmp_path.glob("*.db.????????.index")]) == 1
         assert files_that_tell(tmp_path) == []
         assert found(memory) == []
     assert files_that_tell(tmp_path) == []
