@@ -192,6 +192,13 @@ class ValuedStore(Protocol):
         """
         ...
 
+    def rescored(self, since: int, through: int) -> Mapping[int, float] | None:
+        """Return the AgentSteps scored between two values of `Position.branch`, by row.
+
+        None where that is not known, such as of what other processes did.
+        """
+        ...
+
     def rated_runs(self, least: float) -> list[str]:
         """Return the runs whose score, which may have changed, is at least this, ascending."""
         ...

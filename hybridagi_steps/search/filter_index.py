@@ -292,19 +292,29 @@ class FilterColumns:
     def _matching(self, where: StepFilter, rated: Sequence[str]) -> Positions:
         """Return the positions that pass the keys; each condition looks at what the last left."""
         found: Positions | None = None
-        for name, values in equalities(where):
-            found = self._narrowed(found, name, values)
+        asked = list(equalities(where))
+        for name, values in asked:
+            if name != "scope":
+                found = self._narrowed(found, name, values)
+        if where.since is not None:
+            found = _those(found, self._some(TIME, found) >= microseconds(where.since))
+        if where.until is not None:
+            found = _those(found, self._some(TIME, found) < microseconds(where.until))
+        if where.min_score is not None:
+            found = _those(found, self._scored(found, where.min_score, rated))
+        for name, values in asked:
+            if name == "scope":  # last: nearly all steps have the same
+                found = self._narrowed(found, name, values)
         if found is None:
-            found = np.arange(len(self._rows.values), dtype=np.int32)
+            found = np.arange(len(self._rows), dtype=np.int32)
         if where.program is not None:
             found = found[self._in_program(found, where.program)]
-        if where.since is not None:
-            found = found[self._columns[TIME].values[found] >= microseconds(where.since)]
-        if where.until is not None:
-            found = found[self._columns[TIME].values[found] < microseconds(where.until)]
-        if where.min_score is not None:
-            found = found[self._scored(found, where.min_score, rated)]
         return found
+
+    def _some(self, name: StepKey, found: Positions | None) -> Values:
+        """Return a column at some positions; None: all of it."""
+        column = self._columns[name].values
+        return column if found is None else column[found]
 
     def _narrowed(
         self, found: Positions | None, name: StepKey, values: Iterable[Value]
@@ -337,12 +347,13 @@ class FilterColumns:
         ]
         return found[np.isin(self._rows.values[found], having)]
 
-    def _scored(self, found: Positions, least: float, rated: Sequence[str]) -> Flags:
+    def _scored(self, found: Positions | None, least: float, rated: Sequence[str]) -> Flags:
         """Return which positions have such a score: their own, or else that of their run."""
-        own = self._columns[SCORE].values[found]
-        runs = self._columns["run_id"].values[found]
-        of_run = one_of(runs, self._numbers.known("run_id", rated))
-        return (own >= least) | (np.isnan(own) & of_run)
+        own = self._some(SCORE, found)
+        of_run = self._numbers.known("run_id", rated)
+        if not of_run:
+            return own >= least
+        return (own >= least) | (np.isnan(own) & one_of(self._some("run_id", found), of_run))
 
     def _in_program(self, found: Positions, program: str) -> Flags:
         """Return which positions name a program, or stand directly inside a call of it."""
@@ -520,6 +531,11 @@ class FilterColumns:
 def _family(name: StepKey) -> StepKey:
     """Return what a key is read with: all keys of metadata are read at once."""
     return name if metadata_name(name) is None else METADATA
+
+
+def _those(found: Positions | None, flags: Flags) -> Positions:
+    """Return the positions whose flag is set, of some or of all."""
+    return flags.nonzero()[0].astype(np.int32) if found is None else found[flags]
 
 
 def _marked(positions: Positions, count: int) -> Flags:

@@ -160,9 +160,9 @@ class RowFilter:
             messages = there[there >= MESSAGE_ROWS], removed[removed >= MESSAGE_ROWS]
             self._messages.follow(*messages)
 
-    def forget_scores(self) -> None:
-        """Take note that steps were scored."""
-        self._steps.forget_scores()
+    def rescore(self, since: int, through: int) -> None:
+        """Take note that steps may have been scored while `Position.branch` went on so far."""
+        self._steps.rescore(since, through)
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array."""
@@ -288,6 +288,21 @@ class _StepColumns(FilterColumns):
         self._answers.clear()
         self._columns[SCORE] = Column.of(SCORE)
         self._in_file.discard(SCORE)
+
+    def rescore(self, since: int, through: int) -> None:
+        """Change the scores that are held, if the store knows which; else forget them."""
+        scores = (
+            self._values.rescored(since, through) if self._values and self._through >= 0 else None
+        )
+        if scores is None:
+            self.forget_scores()
+            return
+        self._in_file.discard(SCORE)
+        self._answers.clear()
+        self._load_sound([SCORE])
+        places = self._places(np.array([*scores], np.int64))
+        here = (places != ABSENT) & (places < len(self._columns[SCORE]))
+        self._columns[SCORE].put(places[here], np.array([*scores.values()], np.float64)[here])
 
     def reads_all(self, where: StepFilter) -> bool:
         """Tell whether `rows` would first read a key of all rows."""

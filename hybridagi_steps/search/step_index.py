@@ -287,7 +287,7 @@ class StepIndex:
         self._take_turns(changes.texts, gone)
         self.filters.follow([text.row for text in changes.texts], gone)
         if changes.position.branch != self.position.branch:
-            self.filters.forget_scores()
+            self.filters.rescore(self.position.branch, changes.position.branch)
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
             shard.lexical.add_lines((text.row, text.tokens) for text in texts if text.text_hash)

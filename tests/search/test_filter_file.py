@@ -14,7 +14,6 @@ import pytest
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search import metadata_columns, step_index
 from hybridagi_steps.search.filter_index import FilterColumns
 from hybridagi_steps.stores.sqlite import SqliteStepStore

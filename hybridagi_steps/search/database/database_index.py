@@ -102,7 +102,7 @@ class DatabaseIndex:
         since = now._replace(tombstone=then.tombstone)
         removed = self._store.changes(since, limit=1).removed if since != now else []
         if now.branch != then.branch:
-            self.filters.forget_scores()
+            self.filters.rescore(then.branch, now.branch)
         self.filters.follow([frontier.row, frontier.message_row], np.array(removed, np.int64))
         gone = {*removed}
         self._newest = {seq: v for seq, v in self._newest.items() if v.row not in gone}
