@@ -492,6 +492,8 @@ class FilterColumns:
     def _catch_up_beside(self, name: StepKey, count: int) -> None:
         """Read scores, or metadata, of the last rows held, so many."""
         known = self._rows.values
+        if name == SCORE and count == len(known):
+            self._in_file.discard(SCORE)  # what stands there is out of date, if it does
         for start in range(len(known) - count, len(known), PAGE):
             page = known[start : start + PAGE]
             bounds = int(page[0]) - 1, int(page[-1])

@@ -287,19 +287,15 @@ class _StepColumns(FilterColumns):
         self._rescored = True
         self._answers.clear()
         self._columns[SCORE] = Column.of(SCORE)
-        self._in_file.discard(SCORE)
 
     def rescore(self, since: int, through: int) -> None:
         """Change the scores that are held, if the store knows which; else forget them."""
-        scores = (
-            self._values.rescored(since, through) if self._values and self._through >= 0 else None
-        )
+        held = self._values if SCORE in self._columns else None
+        scores = None if held is None else held.rescored(since, through)
         if scores is None:
             self.forget_scores()
             return
-        self._in_file.discard(SCORE)
         self._answers.clear()
-        self._load_sound([SCORE])
         places = self._places(np.array([*scores], np.int64))
         here = (places != ABSENT) & (places < len(self._columns[SCORE]))
         self._columns[SCORE].put(places[here], np.array([*scores.values()], np.float64)[here])

@@ -184,6 +184,12 @@ class Histories(RuleBasedStateMachine):
             if store.rows(StepFilter(run_id=run_id, scope="*")).size:
                 store.score_run(run_id, score, None)
 
+    @rule(turn=st.booleans(), ids=st.sets(st.sampled_from(IDS), max_size=3), score=st.floats(0, 1))
+    def score_steps(self, turn: bool, ids: set[str], score: float) -> None:
+        for store in self.writers(turn):
+            there = {str(found.id) for found in store.find(StepFilter(scope="*"), limit=99)}
+            store.score_steps(dict.fromkeys(ids & there, score))
+
     @rule(turn=st.booleans(), session=SESSIONS, values=STEPS)
     def talk(self, turn: bool, session: str, values: dict[str, Any]) -> None:
         self.said += 1

@@ -108,6 +108,32 @@ def test_the_first_filter_of_a_process_reads_what_is_new_alone(path: Path, read:
         assert after[2] == before[2] | {f"s{n}" for n in range(10, 20) if n % 5}
 
 
+def test_scored_steps_are_changed_where_they_stand(path: Path, read: list[int]) -> None:
+    with StepMemory(path) as memory:
+        before = found(memory)
+        memory.score_steps({"s1": 0.75, "s5": 0.0, "s295": 0.25})
+        after = found(memory)
+        assert after[2] == before[2] - {"s295"} | {"s1"}
+        assert sum(read) == 0
+        memory.revoke({"run_id": "run-24"})  # whether scores changed by that, nobody knows
+        assert found(memory)[2] < after[2]
+        assert 0 < sum(read) < COUNT
+
+
+def test_steps_that_another_process_scored_are_read_again(path: Path) -> None:
+    script = """
+import sys
+from hybridagi_steps import StepMemory
+with StepMemory(sys.argv[1]) as memory:
+    memory.score_steps({"s1": 0.75, "s295": 0.25})
+"""
+    with StepMemory(path) as memory:
+        before = found(memory)
+        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+        memory.score_steps({"s5": 0.0})
+        assert found(memory)[2] == before[2] - {"s295"} | {"s1"}
+
+
 def test_a_filter_follows_what_another_process_says_of_runs(path: Path) -> None:
     script = """
 import sys
