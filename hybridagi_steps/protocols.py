@@ -2,9 +2,8 @@
 
 The values that they exchange stand in records/store_values.py. A session points at one branch; a
 branch is an append-only line of messages that knows its parent and the last sequence it shares with
-it, so fork, retry and delete add one row and copy nothing. An AgentStep can be pinned to a place:
-the message it works towards. Then it belongs to every session whose lineage reads that branch that
-far.
+it, so fork, retry and delete add one row and copy nothing. An AgentStep can be pinned to a message
+it works towards: then it belongs to every session whose lineage reads that branch so far.
 """
 
 from __future__ import annotations
@@ -92,9 +91,8 @@ class TokenCounter(Protocol):
 class IndexedStore(Protocol):
     """What an index in memory follows: filters, and what is computed from steps.
 
-    An append writes no derived data. Whoever searches asks for what is pending, computes it and
-    saves it, or keeps it when somebody else writes; two processes doing so at once is harmless.
-    Whatever only reads waits for no writer.
+    An append writes no derived data. Whoever searches asks for what is pending, computes and saves
+    it, or keeps it when somebody else writes; two doing so at once is harmless. Readers never wait.
     """
 
     def rows(self, where: StepFilter) -> Rows:
@@ -186,17 +184,11 @@ class ValuedStore(Protocol):
         ...
 
     def metadata_values(self, *, after: int, through: int) -> RowMetadata:
-        """Return the AgentSteps within bounds as above, by row, with what is plain of metadata.
-
-        Those without may be missing; lists and objects may be there.
-        """
+        """Return the AgentSteps within bounds as above that have plain metadata, by row."""
         ...
 
     def rescored(self, since: int, through: int) -> Mapping[int, float] | None:
-        """Return the AgentSteps scored between two values of `Position.branch`, by row.
-
-        None where that is not known, such as of what other processes did.
-        """
+        """Return the AgentSteps scored between two `Position.branch`, by row; None if unknown."""
         ...
 
     def rated_runs(self, least: float) -> list[str]:
@@ -474,8 +466,7 @@ class MessageTokenStore(Protocol):
 class SessionStore(MessageTokenStore, Protocol):
     """Keeps sessions: gap-free lines of messages, in branches that never lose anything.
 
-    Whatever a session is asked for raises `UnknownSessionError` when it is not there, unless its
-    own words say otherwise.
+    Whatever a session is asked for raises `UnknownSessionError` when it is not there, if not noted.
     """
 
     def commit(

@@ -32,6 +32,7 @@ from hybridagi_steps.search.key_columns import (
     Answers,
     Column,
     Flags,
+    MetadataColumns,
     Numbers,
     Positions,
     PostingLists,
@@ -45,7 +46,6 @@ from hybridagi_steps.search.key_columns import (
     plain_value,
     without,
 )
-from hybridagi_steps.search.metadata_columns import MetadataColumns
 from hybridagi_steps.stores.sql.tables import is_storable
 
 PAGE = 100_000
