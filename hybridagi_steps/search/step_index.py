@@ -28,9 +28,9 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 from hybridagi_steps.search.bm25 import LexicalIndex
+from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter
+from hybridagi_steps.search.columns.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter
-from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 
 FORMAT = 11

@@ -29,8 +29,9 @@ from hybridagi_steps.protocols import MessageIndex, StepKey, StepStore, ValuedSt
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Rows
-from hybridagi_steps.search import filter_index as filter_columns
-from hybridagi_steps.search import key_columns, step_index
+from hybridagi_steps.search import step_index
+from hybridagi_steps.search.columns import filter_index as filter_columns
+from hybridagi_steps.search.columns import key_columns
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store

@@ -14,8 +14,9 @@ import pytest
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.search import key_columns, step_index
-from hybridagi_steps.search.filter_index import FilterColumns
+from hybridagi_steps.search import step_index
+from hybridagi_steps.search.columns import key_columns
+from hybridagi_steps.search.columns.filter_index import FilterColumns
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import message
 

@@ -23,8 +23,7 @@ from hybridagi_steps.protocols import IndexedStore, ValuedStore
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import ABANDONED, REVOKED, Hidden, RowMetadata, Rows
-from hybridagi_steps.search.index_cache import DamagedCacheError
-from hybridagi_steps.search.key_columns import (
+from hybridagi_steps.search.columns.key_columns import (
     ABSENT,
     NOWHERE,
     SCORE,
@@ -46,6 +45,7 @@ from hybridagi_steps.search.key_columns import (
     plain_value,
     without,
 )
+from hybridagi_steps.search.index_cache import DamagedCacheError
 from hybridagi_steps.stores.sql.tables import is_storable
 
 PAGE = 100_000

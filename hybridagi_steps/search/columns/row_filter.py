@@ -31,9 +31,8 @@ from hybridagi_steps.records.store_values import (
     RowMetadata,
     Rows,
 )
-from hybridagi_steps.search.filter_index import PAGE, FilterColumns
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
-from hybridagi_steps.search.key_columns import (
+from hybridagi_steps.search.columns.filter_index import PAGE, FilterColumns
+from hybridagi_steps.search.columns.key_columns import (
     ABSENT,
     ANSWERS_KEPT,
     NOWHERE,
@@ -45,6 +44,7 @@ from hybridagi_steps.search.key_columns import (
     Values,
     without,
 )
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 
 FILTER_FORMAT = 5
 """Layout of the file of columns; another one is not read."""
