@@ -15,7 +15,7 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.search import step_index
-from hybridagi_steps.search.columns import key_columns
+from hybridagi_steps.search.columns import metadata_columns
 from hybridagi_steps.search.columns.filter_index import FilterColumns
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import message
@@ -227,8 +227,8 @@ def test_metadata_take_a_bounded_room(
     monkeypatch: pytest.MonkeyPatch, most_keys: int, most_values: int
 ) -> None:
     """Beyond it the store is asked, of a key, or of the few rows whose values have one hash."""
-    monkeypatch.setattr(key_columns, "MOST_KEYS", most_keys)
-    monkeypatch.setattr(key_columns, "MOST_VALUES", most_values)
+    monkeypatch.setattr(metadata_columns, "MOST_KEYS", most_keys)
+    monkeypatch.setattr(metadata_columns, "MOST_VALUES", most_values)
     monkeypatch.setattr(key_columns, "_HASH_BITS", 3)
     store = SqliteStepStore(":memory:")
     metadata: list[dict[str, Any]] = [{f"k{n}": n for n in range(40)}]

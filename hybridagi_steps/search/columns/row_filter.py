@@ -31,7 +31,8 @@ from hybridagi_steps.records.store_values import (
     RowMetadata,
     Rows,
 )
-from hybridagi_steps.search.columns.filter_index import PAGE, FilterColumns
+from hybridagi_steps.search.columns.filter_index import FilterColumns
+from hybridagi_steps.search.columns.held_columns import PAGE
 from hybridagi_steps.search.columns.key_columns import (
     ABSENT,
     ANSWERS_KEPT,
