@@ -229,7 +229,7 @@ def test_metadata_take_a_bounded_room(
     """Beyond it the store is asked, of a key, or of the few rows whose values have one hash."""
     monkeypatch.setattr(metadata_columns, "MOST_KEYS", most_keys)
     monkeypatch.setattr(metadata_columns, "MOST_VALUES", most_values)
-    monkeypatch.setattr(key_columns, "_HASH_BITS", 3)
+    monkeypatch.setattr(metadata_columns, "_HASH_BITS", 3)
     store = SqliteStepStore(":memory:")
     metadata: list[dict[str, Any]] = [{f"k{n}": n for n in range(40)}]
     metadata += [{"k1": n, "k2": f"text {n}" * 40, "k3": [n]} for n in range(9)]
