@@ -2,9 +2,8 @@
 
 The values that they exchange stand in records/store_values.py. A session points at one branch; a
 branch is an append-only line of messages that knows its parent and the last sequence it shares with
-it, so fork, retry and delete add one row and copy nothing. An AgentStep can be pinned to a place:
-the message it works towards. Then it belongs to every session whose lineage reads that branch that
-far.
+it, so fork, retry and delete add one row and copy nothing. An AgentStep can be pinned to a message
+it works towards: then it belongs to every session whose lineage reads that branch so far.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from hybridagi_steps.records.store_values import (
     Hidden,
     MessagePlace,
     PendingText,
-    PlainValues,
     Position,
+    RowMetadata,
     Rows,
     RunSummary,
     SessionState,
@@ -92,9 +91,8 @@ class TokenCounter(Protocol):
 class IndexedStore(Protocol):
     """What an index in memory follows: filters, and what is computed from steps.
 
-    An append writes no derived data. Whoever searches asks for what is pending, computes it and
-    saves it, or keeps it when somebody else writes; two processes doing so at once is harmless.
-    Whatever only reads waits for no writer.
+    An append writes no derived data. Whoever searches asks for what is pending, computes and saves
+    it, or keeps it when somebody else writes; two doing so at once is harmless. Readers never wait.
     """
 
     def rows(self, where: StepFilter) -> Rows:
@@ -185,8 +183,12 @@ class ValuedStore(Protocol):
         """Return the AgentSteps above one row and up to another that have a score of their own."""
         ...
 
-    def metadata_values(self, key: str, *, after: int, through: int) -> PlainValues:
-        """Return the AgentSteps within bounds as above that have a plain value under a key."""
+    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
+        """Return the AgentSteps within bounds as above that have plain metadata, by row."""
+        ...
+
+    def rescored(self, since: int, through: int) -> Mapping[int, float] | None:
+        """Return the AgentSteps scored between two `Position.branch`, by row; None if unknown."""
         ...
 
     def rated_runs(self, least: float) -> list[str]:
@@ -238,8 +240,8 @@ class MessageIndex(Protocol):
         """
         ...
 
-    def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
-        """Return the messages within bounds that have a plain value, as `metadata_values` does."""
+    def message_metadata(self, *, after: int, through: int) -> RowMetadata:
+        """Return the messages within bounds with their metadata, as `metadata_values` does."""
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:
@@ -464,8 +466,7 @@ class MessageTokenStore(Protocol):
 class SessionStore(MessageTokenStore, Protocol):
     """Keeps sessions: gap-free lines of messages, in branches that never lose anything.
 
-    Whatever a session is asked for raises `UnknownSessionError` when it is not there, unless its
-    own words say otherwise.
+    Whatever a session is asked for raises `UnknownSessionError` when it is not there, if not noted.
     """
 
     def commit(

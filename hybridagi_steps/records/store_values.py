@@ -6,7 +6,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from json import dumps
 from typing import Any, NamedTuple
@@ -27,8 +27,8 @@ ShortVector = npt.NDArray[np.int16]
 """One vector in whole numbers."""
 Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
-PlainValues = list[tuple[int, tuple[str, str | float | None]]]
-"""Rows with the value that each has under a key, as `stores.sql.where.scalar_kind` tells it."""
+RowMetadata = list[tuple[int, Mapping[str, Any]]]
+"""Rows with the metadata of each, those that have any."""
 ABANDONED = "abandoned"
 """The scope that steps on branches show in which no session reads."""
 REVOKED = "revoked"

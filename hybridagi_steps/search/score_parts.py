@@ -23,10 +23,10 @@ from hybridagi_steps.search.bm25 import (
     Statistics,
     inverse_frequency,
 )
+from hybridagi_steps.search.columns.row_filter import RowFilter
+from hybridagi_steps.search.columns.step_columns import NO_ROW, StepColumns, TurnColumns
 from hybridagi_steps.search.formulas import Formula
 from hybridagi_steps.search.forward_index import Counts, Scores, bm25, counted, summed, to_best
-from hybridagi_steps.search.row_filter import RowFilter
-from hybridagi_steps.search.step_columns import NO_ROW, StepColumns, TurnColumns
 from hybridagi_steps.search.step_index import Shard
 from hybridagi_steps.search.vocabulary import piece_counts
 

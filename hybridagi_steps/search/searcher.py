@@ -53,10 +53,10 @@ from hybridagi_steps.records.store_values import (
     Rows,
     without,
 )
+from hybridagi_steps.search.columns.filter_index import FEW_RUNS
 from hybridagi_steps.search.database.database_index import DatabaseIndex
 from hybridagi_steps.search.database.planner import fits
 from hybridagi_steps.search.database.searched_store import SearchedStore
-from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import (
     PATIENCE_SECONDS,

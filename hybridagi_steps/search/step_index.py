@@ -28,9 +28,9 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 from hybridagi_steps.search.bm25 import LexicalIndex
+from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter
+from hybridagi_steps.search.columns.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter
-from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
 
 FORMAT = 11
@@ -212,9 +212,11 @@ class StepIndex:
         return saved
 
     def _written(self) -> bool:
-        if self._cache is not None and self.filters_worth_saving():
-            self._filter_file.save(self.filters, self.position)
-        if self._cache is None or not self.worth_saving():
+        if self._cache is None:
+            return False
+        if (every := self.worth_saving()) or self.filters_worth_saving():
+            self._filter_file.save(self.filters, self.position, every=every)
+        if not every:
             return False
         arrays = {
             f"{part}/{name}": array
@@ -285,7 +287,7 @@ class StepIndex:
         self._take_turns(changes.texts, gone)
         self.filters.follow([text.row for text in changes.texts], gone)
         if changes.position.branch != self.position.branch:
-            self.filters.forget_scores()
+            self.filters.rescore(self.position.branch, changes.position.branch)
         for shard, scoped in ((self.own, False), (self.scoped, True)):
             texts = [text for text in changes.texts if text.scoped == scoped]
             shard.lexical.add_lines((text.row, text.tokens) for text in texts if text.text_hash)

@@ -126,7 +126,7 @@ def _flip(folder: Path, where: str, chance: random.Random) -> tuple[int, int]:
     names = {"write-ahead log": "steps.db-wal", "lock": "steps.db.lock"}
     path = folder / names.get(where, "steps.db")
     if where == "index":
-        path = next(folder.glob("*.index"))
+        path = next(folder.glob("steps.db.????????.index"))
     content = bytearray(path.read_bytes() or b"\0")
     at = chance.randrange(len(content))
     if where == "a text":

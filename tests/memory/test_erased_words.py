@@ -118,7 +118,7 @@ def test_erased_words_are_not_in_the_cache_that_others_write(tmp_path: Path) -> 
         memory.purge({"tools": "find"})
         assert files_that_tell(tmp_path) == []
         other.close()
-        assert [file.suffix for file in tmp_path.iterdir()].count(".index") == 1
+        assert len([*tmp_path.glob("*.db.????????.index")]) == 1
         assert files_that_tell(tmp_path) == []
         assert found(memory) == []
     assert files_that_tell(tmp_path) == []
@@ -135,12 +135,12 @@ def test_an_erased_vector_is_in_no_index(
         vector = memory.get("first", vectors=True)[0].vector
         told = shortened(np.array([vector], np.float32)).tobytes()
         assert memory.search(CANARY)
-    (index,) = tmp_path.glob("*.index")
+    (index,) = tmp_path.glob("s.db.????????.index")
     assert told in index.read_bytes()
     with StepMemory(tmp_path / "s.db", embedder="hashing") as memory:
         erase(memory)
         memory.search("anything")
-    (index,) = tmp_path.glob("*.index")
+    (index,) = tmp_path.glob("s.db.????????.index")
     assert told not in index.read_bytes()
 
 
@@ -203,7 +203,7 @@ def test_an_index_that_cannot_be_removed_is_emptied_or_named(
         with StepMemory(path, embedder="hashing") as memory:
             memory.add([*pair(), *others])
             memory.flush()
-        (cache,) = tmp_path.glob("*.index")
+        (cache,) = tmp_path.glob("s.db.????????.index")
         assert cache.stat().st_size
         with StepMemory(path) as memory, monkeypatch.context() as failing:
             failing.setattr(Path, "unlink", refuse)

@@ -654,7 +654,7 @@ def test_the_cache_is_used_and_never_trusted(tmp_path: Path) -> None:
         memory.add([step(f"thing number {n}") for n in range(2_500)])
         memory.flush()
         expected = [(hit.step.id, hit.score) for hit in memory.search("number 77", k=5)]
-    cache = next(tmp_path.glob("*.index"))
+    cache = next(tmp_path.glob("s.db.????????.index"))
     whole = cache.read_bytes()
     damaged = [whole[:100], b"", whole[:-1], b"\x00" * len(whole), whole.replace(b"a", b"b", 1)]
     for place in np.linspace(len(whole) // 9, len(whole) - 9_999, 7).astype(int).tolist():
@@ -706,7 +706,7 @@ def test_what_a_removal_leaves_of_an_index_is_written_anew(
         else:
             memory.retain(days=30)
         assert not list(tmp_path.glob("*.index")), "at once"
-    (cache,) = tmp_path.glob("*.index")
+    (cache,) = tmp_path.glob("*.db.????????.index")
     assert b"zebra" not in cache.read_bytes()
     taken: list[int] = []
     changes = SqliteStepStore.changes

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hybridagi_steps.records.step_text import SpokenTurn
 from hybridagi_steps.records.store_values import TextRow
-from hybridagi_steps.search import step_columns, vector_rows
-from hybridagi_steps.search.step_columns import NO_ROW, StepColumns, TurnColumns
+from hybridagi_steps.search import vector_rows
+from hybridagi_steps.search.columns import step_columns
+from hybridagi_steps.search.columns.step_columns import NO_ROW, StepColumns, TurnColumns
 from hybridagi_steps.search.vector_rows import RowPositions
 
 rows = st.integers(1, 20)

@@ -198,7 +198,7 @@ class TestMixed:
             memory.add([*CAMPING, *many])
             memory.flush()
             before = hits(memory, "did Ann sleep in the tent?")
-        [cache] = tmp_path.glob("*.index")
+        [cache] = tmp_path.glob("m.db.????????.index")
         assert b"zoe" in cache.read_bytes()
         with StepMemory(tmp_path / "m.db", embedder="hashing") as memory:
             assert hits(memory, "did Ann sleep in the tent?") == before

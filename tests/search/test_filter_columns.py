@@ -29,8 +29,9 @@ from hybridagi_steps.protocols import MessageIndex, StepKey, StepStore, ValuedSt
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Rows
-from hybridagi_steps.search import filter_index as filter_columns
-from hybridagi_steps.search import key_columns, step_index
+from hybridagi_steps.search import step_index
+from hybridagi_steps.search.columns import filter_index as filter_columns
+from hybridagi_steps.search.columns import held_columns, key_columns
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
@@ -142,7 +143,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(page=st.sampled_from([1, 2, 50_000]), kept=st.sampled_from([0, 2, 99]))
     def begin(self, page: int, kept: int) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(filter_columns, "PAGE", page)
+        self.patch.setattr(held_columns, "PAGE", page)
         self.patch.setattr(key_columns, "LIST_COSTS", 0)
         self.patch.setattr(key_columns, "POSITIONS_KEPT", kept)
         self.patch.setattr(key_columns, "WIDE", 1)
@@ -185,6 +186,12 @@ class Histories(RuleBasedStateMachine):
         for store in self.writers(turn):
             if store.rows(StepFilter(run_id=run_id, scope="*")).size:
                 store.score_run(run_id, score, None)
+
+    @rule(turn=st.booleans(), ids=st.sets(st.sampled_from(IDS), max_size=3), score=st.floats(0, 1))
+    def score_steps(self, turn: bool, ids: set[str], score: float) -> None:
+        for store in self.writers(turn):
+            there = {str(found.id) for found in store.find(StepFilter(scope="*"), limit=99)}
+            store.score_steps(dict.fromkeys(ids & there, score))
 
     @rule(turn=st.booleans(), session=SESSIONS, values=STEPS)
     def talk(self, turn: bool, session: str, values: dict[str, Any]) -> None:
@@ -359,7 +366,7 @@ def test_a_read_that_fails_leaves_nothing_half_read() -> None:
     follower = Follower(store)
     store.append([made(n, user_id=f"u{n % 2}", status="ok") for n in range(9)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filter_columns, "PAGE", 2)
+        patch.setattr(held_columns, "PAGE", 2)
         for where in ({"user_id": "u1"}, {"status": "ok"}, {"user_id": "u1", "status": "ok"}):
             store.pages_left = 2
             with pytest.raises(StorageError):

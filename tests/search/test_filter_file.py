@@ -14,9 +14,9 @@ import pytest
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.records.store_values import Rows
 from hybridagi_steps.search import step_index
-from hybridagi_steps.search.filter_index import METADATA_KEYS, FilterColumns
+from hybridagi_steps.search.columns import metadata_columns
+from hybridagi_steps.search.columns.filter_index import FilterColumns
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import message
 
@@ -109,6 +109,32 @@ def test_the_first_filter_of_a_process_reads_what_is_new_alone(path: Path, read:
         assert after[2] == before[2] | {f"s{n}" for n in range(10, 20) if n % 5}
 
 
+def test_scored_steps_are_changed_where_they_stand(path: Path, read: list[int]) -> None:
+    with StepMemory(path) as memory:
+        before = found(memory)
+        memory.score_steps({"s1": 0.75, "s5": 0.0, "s295": 0.25})
+        after = found(memory)
+        assert after[2] == before[2] - {"s295"} | {"s1"}
+        assert sum(read) == 0
+        memory.revoke({"run_id": "run-24"})  # whether scores changed by that, nobody knows
+        assert found(memory)[2] < after[2]
+        assert 0 < sum(read) < COUNT
+
+
+def test_steps_that_another_process_scored_are_read_again(path: Path) -> None:
+    script = """
+import sys
+from hybridagi_steps import StepMemory
+with StepMemory(sys.argv[1]) as memory:
+    memory.score_steps({"s1": 0.75, "s295": 0.25})
+"""
+    with StepMemory(path) as memory:
+        before = found(memory)
+        subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+        memory.score_steps({"s5": 0.0})
+        assert found(memory)[2] == before[2] - {"s295"} | {"s1"}
+
+
 def test_a_filter_follows_what_another_process_says_of_runs(path: Path) -> None:
     script = """
 import sys
@@ -184,7 +210,7 @@ def test_damaged_columns_are_read_again(path: Path, read: list[int]) -> None:
     (columns,) = path.parent.glob("*.keys.index")
     with StepMemory(path) as memory:
         expected = found(memory)
-    whole = columns.read_bytes()
+    whole, read_again = columns.read_bytes(), 0
     for place in np.linspace(0, len(whole) - 200, 12).astype(int).tolist():
         changed = bytearray(whole)
         changed[place : place + 64] = bytes(byte ^ 16 for byte in changed[place : place + 64])
@@ -192,20 +218,29 @@ def test_damaged_columns_are_read_again(path: Path, read: list[int]) -> None:
         read.clear()
         with StepMemory(path) as memory:
             assert found(memory) == expected
-        assert sum(read) >= COUNT
+        read_again += sum(read) >= COUNT  # else it was a column that no filter asked for
+    assert read_again > 3
 
 
-def test_only_so_many_metadata_keys_get_a_column() -> None:
+@pytest.mark.parametrize(("most_keys", "most_values"), [(16, 50_000), (256, 2)])
+def test_metadata_take_a_bounded_room(
+    monkeypatch: pytest.MonkeyPatch, most_keys: int, most_values: int
+) -> None:
+    """Beyond it the store is asked, of a key, or of the few rows whose values have one hash."""
+    monkeypatch.setattr(metadata_columns, "MOST_KEYS", most_keys)
+    monkeypatch.setattr(metadata_columns, "MOST_VALUES", most_values)
+    monkeypatch.setattr(metadata_columns, "_HASH_BITS", 3)
     store = SqliteStepStore(":memory:")
-    step = made(1)
-    store.append([step.model_copy(update={"metadata": {f"k{n}": n for n in range(40)}})])
+    metadata: list[dict[str, Any]] = [{f"k{n}": n for n in range(40)}]
+    metadata += [{"k1": n, "k2": f"text {n}" * 40, "k3": [n]} for n in range(9)]
+    store.append([made(n).model_copy(update={"metadata": m}) for n, m in enumerate(metadata)])
     columns = FilterColumns(store)
     columns.follow(np.array([99]), np.empty(0, np.int64))
-    asked: list[Rows] = []
-    for key in [*range(40), "\ud800"]:
-        where = StepFilter(metadata={f"k{key}": key if isinstance(key, int) else 0})
-        asked.append(columns.rows(where))
-        assert asked[-1].tolist() == store.rows(where).tolist()
-    assert sum(map(len, asked)) == 40
-    held = [name for name in columns.to_arrays() if name.startswith("column metadata:")]
-    assert len(held) == METADATA_KEYS
+    keys: list[dict[str, Any]] = [{f"k{n}": n} for n in range(41)]
+    keys += [{"k1": 3}, {"k1": 3.0, "k2": "text 3" * 40}, {"k2": "text 99" * 40}, {"\ud800": 0}]
+    asked = [(StepFilter(metadata=each), columns.rows(StepFilter(metadata=each))) for each in keys]
+    for where, rows in asked:
+        assert rows.tolist() == store.rows(where).tolist()
+    assert sum(len(rows) for _, rows in asked) == 43
+    held = [name for name in columns.to_arrays() if name.startswith("metadata numbers ")]
+    assert len(held) == min(most_keys, 40)

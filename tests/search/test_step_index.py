@@ -82,7 +82,7 @@ def test_a_cache_that_is_gone_or_damaged_is_written_anew_with_codes(
     tmp_path: Path, builds: list[bool]
 ) -> None:
     expected = filled(tmp_path / "s.db")
-    (cache,) = tmp_path.glob("*.index")
+    (cache,) = tmp_path.glob("s.db.????????.index")
     whole = cache.read_bytes()
     for content in [None, whole[:-1], whole.replace(b"\x01", b"\x02", 1)]:
         builds.clear()

@@ -36,6 +36,9 @@ from hybridagi_steps.records.store_values import (
     among,
     distinct,
 )
+from hybridagi_steps.search.columns.filter_index import FEW_RUNS
+from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter
+from hybridagi_steps.search.columns.step_columns import NO_ROW
 from hybridagi_steps.search.database.partial_index import (
     PartialIndex,
     Passing,
@@ -44,13 +47,10 @@ from hybridagi_steps.search.database.partial_index import (
 )
 from hybridagi_steps.search.database.planner import levels
 from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
-from hybridagi_steps.search.filter_index import FEW_RUNS
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
 from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
-from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope
-from hybridagi_steps.search.step_columns import NO_ROW
 
 READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
@@ -102,7 +102,7 @@ class DatabaseIndex:
         since = now._replace(tombstone=then.tombstone)
         removed = self._store.changes(since, limit=1).removed if since != now else []
         if now.branch != then.branch:
-            self.filters.forget_scores()
+            self.filters.rescore(then.branch, now.branch)
         self.filters.follow([frontier.row, frontier.message_row], np.array(removed, np.int64))
         gone = {*removed}
         self._newest = {seq: v for seq, v in self._newest.items() if v.row not in gone}

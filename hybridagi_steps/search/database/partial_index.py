@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import Rows, StemCounts, TextRow, VectorRow
 from hybridagi_steps.search.bm25 import LexicalIndex, Statistics, inverse_frequency
+from hybridagi_steps.search.columns.row_filter import RowFilter
+from hybridagi_steps.search.columns.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.forward_index import Places, bm25
 from hybridagi_steps.search.indexing import Held
 from hybridagi_steps.search.posting_blocks import FURTHER
-from hybridagi_steps.search.row_filter import RowFilter
-from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.step_index import Shard
 from hybridagi_steps.search.vector_index import FaissIndex
 

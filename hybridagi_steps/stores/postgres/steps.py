@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
-from operator import itemgetter
 from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
@@ -26,7 +24,7 @@ from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     BranchPosition,
-    PlainValues,
+    RowMetadata,
     Rows,
     line_of,
 )
@@ -94,10 +92,10 @@ _NEXT_ROWS = """SELECT (SELECT array_agg(nextval('step_row')) FROM generate_seri
 _INSERT_MESSAGE = """INSERT INTO message
     (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
-_METADATA_VALUES = """SELECT m.value, array_agg(k.row)
-    FROM agent_step k, unnest(k.metadata) AS m (value)
-    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND starts_with(m.value, ?)
-    GROUP BY m.value"""
+_ROW_METADATA = """SELECT k.row, k.metadata FROM agent_step k
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.metadata IS NOT NULL ORDER BY k.row"""
+_WITHOUT_VALUE = {"true": True, "false": False, "null": None}
+"""What `scalar_kind` says of values that are all alike."""
 _SCORED = """SELECT s.id, s.row, s.body, s.checksum, r.run_id, r.score, r.feedback, r.checksum
     FROM agent_step s LEFT JOIN run r
         ON r.namespace = s.namespace AND r.run_id = s.run_id AND r.score IS NOT NULL
@@ -199,18 +197,11 @@ class PostgresSteps(PostgresTables, StepWriting):
             return np.array([], np.int64), {name: [] for name in names}
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
-    def metadata_values(self, key: str, *, after: int, through: int) -> PlainValues:
-        """Return the steps in a range of rows that have a plain value under a metadata key."""
-        if not is_storable(key):
-            return []
-        begin = orjson.dumps([key]).decode()[:-1] + ","
-        asked = (self._namespace, after, through, begin)
+    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
+        """Return the steps in a range of rows with what is plain of their metadata."""
         with self._db.asking() as connection:
-            found = connection.execute(_METADATA_VALUES, asked).fetchall()
-        values: PlainValues = []
-        for text, rows in found:
-            values += zip(rows, repeat(tuple(orjson.loads(text)[1:])), strict=False)
-        return sorted(values, key=itemgetter(0))
+            found = connection.execute(_ROW_METADATA, (self._namespace, after, through)).fetchall()
+        return [(row, _plain_metadata(texts)) for row, texts in found]
 
     def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         return self._scored_steps(self._db.few(_SCORED_BY_ROW, (self._namespace, many(rows))))
@@ -388,6 +379,12 @@ def keys_query(names: Sequence[StepKey]) -> str:
     arrays = ", ".join(f"array_agg({name} ORDER BY row)" for name in ("row", *names))
     return f"""SELECT {arrays} FROM (SELECT {asked}
         FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?) page"""  # noqa: S608 - columns are ours
+
+
+def _plain_metadata(texts: Sequence[str]) -> dict[str, Any]:
+    """Return of metadata what `metadata_texts` told."""
+    told = map(orjson.loads, texts)
+    return {key: _WITHOUT_VALUE.get(kind, value) for key, kind, value in told}
 
 
 def _comparable_text(key: str, value: Any) -> str | None:

@@ -28,7 +28,7 @@ from hybridagi_steps.records.store_values import (
     REVOKED,
     SEVERAL_USERS,
     Hidden,
-    PlainValues,
+    RowMetadata,
     Rows,
     owner,
 )
@@ -132,16 +132,15 @@ class MessageFilter(StepReading):
                 column.append(told.get(name))
         return np.array([row + MESSAGE_ROWS for row, *_ in found], np.int64), columns
 
-    def message_metadata(self, key: str, *, after: int, through: int) -> PlainValues:
-        """Return the messages in a range of rows that have a plain value under a metadata key."""
-        found: PlainValues = []
+    def message_metadata(self, *, after: int, through: int) -> RowMetadata:
+        """Return the messages in a range of rows with their metadata."""
+        found: RowMetadata = []
         with self._db.reading() as connection:
             for row, body, _ in self._bodies(connection, after - MESSAGE_ROWS):
                 if row + MESSAGE_ROWS > through:
                     break
-                metadata = as_object(fields_of(body).get("metadata"))
-                if key in metadata and (kind := scalar_kind(metadata[key]))[0] != "other":
-                    found.append((row + MESSAGE_ROWS, kind))
+                if metadata := as_object(fields_of(body).get("metadata")):
+                    found.append((row + MESSAGE_ROWS, metadata))
         return found
 
     def message_rows(self, where: StepFilter) -> Rows:

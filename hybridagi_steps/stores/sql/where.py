@@ -162,7 +162,8 @@ def _one_of(column: str, values: Sequence[str | None]) -> Condition:
 ScalarKind = Literal["null", "true", "false", "number", "text", "other"]
 
 _CALL_TYPES = ("ProgramCall", "ProgramEnd")
-_INTEGERS = range(-(2**63), 2**63)
+INTEGERS = range(-(2**63), 2**63)
+"""What a database column can hold; others are compared as floats everywhere."""
 
 
 def scalar_kind(value: object) -> tuple[ScalarKind, str | int | float | None]:
@@ -175,7 +176,7 @@ def scalar_kind(value: object) -> tuple[ScalarKind, str | int | float | None]:
     if isinstance(value, bool):
         return ("true", None) if value else ("false", None)
     if isinstance(value, int):
-        return "number", value if value in _INTEGERS else _as_float(value)
+        return "number", value if value in INTEGERS else _as_float(value)
     if isinstance(value, float):
         return "number", value
     return ("text", value) if isinstance(value, str) else ("other", None)

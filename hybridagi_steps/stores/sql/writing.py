@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import InvalidStepError, UnknownStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.step_text import own_text, text_hash
@@ -40,8 +41,10 @@ _PINS = """SELECT id, branch_id, sequence FROM agent_step
 INSERT_GIVEN = """INSERT INTO embedding
     (namespace, row, dimension, text_hash, given, scoped, vector, checksum)
     VALUES (?, ?, ?, ?, 1, ?, ?, ?)"""
-_RESCORED = "UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = ?"
+_RESCORED = """UPDATE namespace SET branches_moved = branches_moved + 1 WHERE id = ?
+    RETURNING branches_moved"""
 """Followers that keep scores learn from it that they may be others since."""
+_RESCORINGS_KEPT = 256
 _CALLS = f"""SELECT s.id, k.run_id FROM step_view k JOIN agent_step s ON s.row = k.row
     WHERE k.namespace = ? AND k.row {SOME} AND k.step_type = 'ProgramCall'"""  # noqa: S608 - no value in it
 _ENDS = f"""SELECT k.row FROM step_view k
@@ -51,6 +54,29 @@ _VECTORS_FROM = """UPDATE namespace SET vectors_through =
     CASE WHEN vectors_through > :row THEN :row ELSE vectors_through END WHERE id = :namespace"""
 _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
+
+
+class Rescorings:
+    """The last scores that one process gave to steps, by what `branches_moved` was after each."""
+
+    def __init__(self) -> None:
+        self._scores: dict[tuple[int, int], dict[int, float]] = {}
+
+    def note(self, moved: tuple[int, int], scores: dict[int, float]) -> None:
+        """Take note of scores that are committed, and of how often the database had come back."""
+        kept = [*self._scores.items(), (moved, scores)]
+        self._scores = dict(kept[-_RESCORINGS_KEPT:])
+
+    def between(self, restarts: int, since: int, through: int) -> dict[int, float] | None:
+        """Return all scores given between, if every move was one of these."""
+        known, found = self._scores, dict[int, float]()
+        if through - since > _RESCORINGS_KEPT:
+            return None
+        for moved in range(since + 1, through + 1):
+            if (scores := known.get((restarts, moved))) is None:
+                return None
+            found |= scores
+        return found
 
 
 class StepWriting(PromptTables):
@@ -121,7 +147,18 @@ class StepWriting(PromptTables):
                 }
                 for statement in self._score_step:
                     connection.execute(statement, values)
-            connection.execute(_RESCORED, (self._namespace,))
+            (moved,) = connection.execute(_RESCORED, (self._namespace,)).fetchone()
+        self._rescored.note(
+            (self._restarts, moved), {row: float(wanted[name]) for name, row in rows.items()}
+        )
+
+    @cached_property
+    def _rescored(self) -> Rescorings:
+        return Rescorings()
+
+    def rescored(self, since: int, through: int) -> Mapping[int, float] | None:
+        """Return the steps scored here between two moves of branches; None if others moved any."""
+        return self._rescored.between(self._restarts, since, through)
 
     def _remove_old(
         self, connection: Connection, ids: Sequence[str]

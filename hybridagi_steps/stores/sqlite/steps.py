@@ -20,11 +20,12 @@ import orjson
 from hybridagi_steps.errors import DuplicateStepError, StorageError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     BranchPosition,
-    PlainValues,
+    RowMetadata,
     Rows,
     line_of,
 )
@@ -133,12 +134,8 @@ _CALL_ID = """CASE WHEN k.step_type = 'ProgramCall'
 _COLUMNS = key_columns(_IN_BODY, source=SOURCE, call_id=_CALL_ID)
 
 
-_METADATA_VALUES = """SELECT k.row,
-        CASE WHEN m.type IN ('integer', 'real') THEN 'number' ELSE m.type END,
-        CASE WHEN m.type IN ('integer', 'real', 'text') THEN m.atom END
-    FROM step_view k CROSS JOIN json_each(k.metadata) m
-    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND m.key = ?
-        AND m.type NOT IN ('object', 'array') ORDER BY k.row"""
+_ROW_METADATA = """SELECT k.row, k.metadata FROM step_view k
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.metadata IS NOT NULL ORDER BY k.row"""
 
 _MOST_TERMS = 100
 """SQLite takes 1,000 nested conditions, and 32,766 parameters."""
@@ -315,14 +312,14 @@ class SqliteSteps(SqliteTables, StepWriting):
             )
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
-    def metadata_values(self, key: str, *, after: int, through: int) -> PlainValues:
-        """Return the steps in a range of rows that have a plain value under a metadata key."""
-        if not is_storable(key):
-            return []
+    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
+        """Return the steps in a range of rows with their metadata."""
         with self._db.reading() as connection:
-            asked = (self._namespace, after, through, key)
-            found = connection.execute(_METADATA_VALUES, asked).fetchall()
-        return [(row, (kind, value)) for row, kind, value in found]
+            found = connection.execute(_ROW_METADATA, (self._namespace, after, through)).fetchall()
+        try:
+            return [(row, as_object(orjson.loads(text))) for row, text in found]
+        except ValueError as error:
+            raise damaged(f"metadata of the steps in rows {after} to {through}", error) from error
 
     def _append_one(self, step: AgentStep) -> int:
         step_id = id_text(step.id)

@@ -17,7 +17,6 @@ from hybridagi_steps.records.store_values import (
     MessagePlace,
     PendingText,
 )
-from hybridagi_steps.stores.sql.where import scalar_kind
 from hybridagi_steps.testing.conformance.samples import (
     START,
     SessionStepStore,
@@ -178,11 +177,11 @@ class MessageIndexContract:
         if not isinstance(store, MessageIndex):
             return
         rows = store.message_rows(StepFilter()).tolist()
-        found = store.message_metadata('k"', after=0, through=rows[-1])
-        plain = [n for n in range(len(values)) if not isinstance(values[n], list | dict)]
-        assert found == [(rows[n], scalar_kind(values[n])) for n in plain]
-        assert store.message_metadata('k"', after=rows[0], through=rows[2]) == found[1:3]
-        for row, (_, value) in found[:3]:
+        found = store.message_metadata(after=0, through=rows[-1])
+        told = [*({'k"': each} for each in values), None, {'k"x': "a"}]
+        assert found == [(row, each) for row, each in zip(rows, told, strict=True) if each]
+        assert store.message_metadata(after=rows[0], through=rows[2]) == found[1:3]
+        for row, value in zip(rows[:3], values, strict=False):
             assert store.message_rows(StepFilter(metadata={'k"': value})).tolist() == [row]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows
-from hybridagi_steps.search.filter_index import FilterColumns
+from hybridagi_steps.search.columns.filter_index import FilterColumns
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.stores import open_store
 

@@ -1,8 +1,7 @@
 """Columns of step keys: what a filter compares, one number per row.
 
-A text is numbered, four bytes per row, as is a value of a metadata key, which has a column of its
-own (`metadata_key`); a time is microseconds, a score stays a score. It knows neither rows nor the
-store.
+A text is numbered, four bytes per row or fewer; a time is microseconds, a score stays a score. It
+knows places in columns, neither rows nor the store.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,8 @@ import orjson
 from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import UNREVOKED
-from hybridagi_steps.stores.sql.where import scalar_kind
+from hybridagi_steps.stores.sql.tables import is_storable
+from hybridagi_steps.stores.sql.where import INTEGERS, scalar_kind
 
 ANSWERS_KEPT = 128
 """Filters of which the rows are remembered, those asked last; fewer of wide ones: as many as have
@@ -39,12 +40,19 @@ TIME, SCORE = "created_at", "score"
 Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
 Value = str | tuple[str, Any] | None
-"""What is numbered: a text, or a value of metadata with its kind."""
+"""What is numbered: a text, or another value of metadata with its kind."""
 
 _METADATA = "metadata:"
 _UTC = "+00:00"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TYPES = {TIME: np.int64, SCORE: np.float64}
+_KINDS = (np.int8, 2**7 - 1), (np.int16, 2**15 - 1), (np.int32, 2**31)
+"""What numbers of so many values are kept as in a file."""
+_LINE_END = b"\n"
+_FEW_VALUES = 16
+"""So many values are looked for one by one in lines that no table was made of."""
+LONG_TEXT = 128
+"""Characters of a text of metadata beyond which its digest stands for it."""
 
 
 class Column:
@@ -58,6 +66,9 @@ class Column:
         """Return the column of a key, of rows that have no value."""
         return cls(nothing(name, count))
 
+    def __len__(self) -> int:
+        return self._size
+
     @property
     def values(self) -> Values:
         """All of them; of a column from a file not to be written to."""
@@ -65,13 +76,23 @@ class Column:
 
     def extend(self, values: Values) -> None:
         """Add those of the next rows."""
-        size = self._size + len(values)
-        if size > len(self._room):
-            grown = np.empty(max(size, self._size + self._size // 4), self._room.dtype)
+        if not len(values):
+            return
+        size, kind = self._size + len(values), self._room.dtype
+        if kind.kind == "i" and values.max() > np.iinfo(kind).max:  # a file has them as narrow
+            kind = values.dtype
+        if size > len(self._room) or kind != self._room.dtype:
+            grown = np.empty(max(size, self._size + self._size // 4), kind)
             grown[: self._size] = self.values
             self._room = grown
         self._room[self._size : size] = values
         self._size = size
+
+    def put(self, places: npt.NDArray[Any], values: Values) -> None:
+        """Change some of them."""
+        if not self._room.flags.writeable:
+            self._room = self.values.copy()
+        self._room[places] = values
 
     def cut(self, count: int) -> None:
         """Keep the first ones; no file has more."""
@@ -79,28 +100,99 @@ class Column:
 
     def keep(self, kept: Flags) -> None:
         """Drop the other rows."""
-        self._room = self.values[kept]
+        self._room = self.values[kept[: self._size]]
         self._size = len(self._room)
 
 
+class ValueTable:
+    """The number of each value that a key has had; numbers only grow.
+
+    One from a file is looked through as it stands there until there is a new value: to make a
+    table of all takes longer than a search.
+    """
+
+    def __init__(self, lines: bytes = _LINE_END) -> None:
+        """Begin with the lines that `lines` gave."""
+        self._lines, self._numbers = lines, None if len(lines) > 1 else _numbering()
+
+    def __len__(self) -> int:
+        return self._lines.count(_LINE_END) - 1 if self._numbers is None else len(self._numbers)
+
+    @property
+    def numbers(self) -> defaultdict[Any, int]:
+        """All of them; one that is new gets the next number."""
+        if self._numbers is None:
+            self._numbers = _numbering()
+            listed = b"[%b]" % self._lines[1:-1].replace(_LINE_END, b",")
+            for value in cast("list[Value | list[str]]", orjson.loads(listed)):
+                self._numbers[tuple(value) if isinstance(value, list) else value]
+            self._lines = _LINE_END
+        return self._numbers
+
+    def known(self, values: Iterable[Any]) -> list[int]:
+        """Return the numbers of those values that some row has had."""
+        wanted = dict.fromkeys(values)
+        if self._numbers is None and len(wanted) <= _FEW_VALUES:
+            return [found for found in map(self._looked_up, wanted) if found is not None]
+        return [self.numbers[value] for value in wanted if value in self.numbers]
+
+    def _looked_up(self, value: Any) -> int | None:
+        if (line := value_line(value)) is None:
+            return None
+        at = self._lines.find(b"\n%b\n" % line)
+        return None if at < 0 else self._lines.count(_LINE_END, 0, at)
+
+    def lines(self, used: Flags) -> bytes:
+        """Return the JSON of those values that are used, by number, each on a line."""
+        texts = [value_line(value) or b"" for value, n in self.numbers.items() if used[n]]
+        return b"\n".join([b"", *texts, b""]) if texts else _LINE_END
+
+
+def _numbering() -> defaultdict[Any, int]:
+    table = defaultdict[Any, int]()
+    table.default_factory = table.__len__
+    return table
+
+
+def value_line(value: Value) -> bytes | None:
+    """Return the JSON of a value, one for all that are equal; None: no store could have it."""
+    if isinstance(value, tuple):
+        kind, plain = value
+        if isinstance(plain, float) and plain.is_integer() and int(plain) in INTEGERS:
+            value = kind, int(plain)
+    elif value is not None and not is_storable(value):
+        return None
+    return orjson.dumps(value)
+
+
 class Numbers:
-    """The number of each value that a key has had; numbers only grow."""
+    """The number of each value of each key, beside the columns that name them."""
 
-    def __init__(self) -> None:
-        self._tables: dict[StepKey, defaultdict[Any, int]] = {}
+    def __init__(self, saved: Mapping[str, Values] | None = None) -> None:
+        """Begin with the arrays that `to_arrays` gave, of which nothing is read yet."""
+        self._saved: Mapping[str, Values] = {} if saved is None else saved
+        self._tables: dict[StepKey, ValueTable] = {}
 
-    def of(self, name: StepKey) -> defaultdict[Any, int]:
+    def table(self, name: StepKey) -> ValueTable:
         """Return the table of a key; ids of calls are those that enclosing calls have."""
         name = "program_id" if name == "call_id" else name
         if name not in self._tables:
-            table = self._tables[name] = defaultdict[Any, int]()
-            table.default_factory = table.__len__
+            stored = f"values {name}"
+            lines = self._saved[stored].tobytes() if stored in self._saved else _LINE_END
+            self._tables[name] = ValueTable(lines)
         return self._tables[name]
 
+    def of(self, name: StepKey) -> defaultdict[Any, int]:
+        """Return the number of each value of a key."""
+        return self.table(name).numbers
+
     def known(self, name: StepKey, values: Iterable[Any]) -> list[int]:
-        """Return the numbers of those values that some row has had."""
-        table = self.of(name)
-        return [table[value] for value in dict.fromkeys(values) if value in table]
+        """Return the numbers of those values of a key that some row has had."""
+        return self.table(name).known(values)
+
+    def number(self, name: StepKey, value: Value) -> int:
+        """Return the number of one value, `ABSENT` where no row has had it."""
+        return next(iter(self.known(name, [value])), ABSENT)
 
     def encoded(self, name: StepKey, values: Sequence[Any]) -> Values:
         """Return the column of some values."""
@@ -110,37 +202,32 @@ class Numbers:
             return np.array(values, np.float64)
         return np.fromiter(map(self.of(name).__getitem__, values), np.int32, len(values))
 
-    def to_arrays(self, columns: Mapping[StepKey, Column]) -> dict[str, Values | bytes]:
+    def to_arrays(self, columns: Mapping[StepKey, Values]) -> dict[str, Values | bytes]:
         """Return columns, and of their values those that some row still has."""
         arrays: dict[str, Values | bytes] = {
-            f"column {name}": columns[name].values for name in columns if name in _TYPES
+            f"column {name}": columns[name] for name in columns if name in _TYPES
         }
         numbered = [name for name in columns if name not in _TYPES]
-        for name in numbered:
-            self.of(name)  # a column without rows may have no table yet
-        for name, table in self._tables.items():
-            same = [one for one in numbered if self.of(one) is table]
-            used = np.zeros(len(table) + 1, np.bool_)  # the last for rows without a value
-            for one in same:
-                used[columns[one].values] = True
-            anew = np.append((np.cumsum(used[:-1]) - 1).astype(np.int32), np.int32(ABSENT))
-            arrays |= {f"column {one}": anew[columns[one].values] for one in same}
-            kept = [value for value, number in table.items() if used[number]]
-            arrays[f"values {name}"] = orjson.dumps(kept)
+        for name, table in {name: self.table(name) for name in numbered}.items():
+            same = [one for one in numbered if self.table(one) is table]
+            if name == same[0]:
+                anew, lines = renumbered(table, [columns[one] for one in same])
+                arrays |= {f"column {one}": anew[columns[one]] for one in same}
+                arrays[f"values {'program_id' if name == 'call_id' else name}"] = lines
         return arrays
 
-    def take_over(self, arrays: Mapping[str, Values]) -> dict[StepKey, Column]:
-        """Return the columns of arrays that `to_arrays` gave, and know their values."""
-        columns: dict[StepKey, Column] = {}
-        for name in arrays:
-            kind, _, key = name.partition(" ")
-            if kind == "column":
-                columns[key] = Column(arrays[name])
-            elif kind == "values":
-                table = self.of(key)
-                for value in cast("list[Value | list[str]]", orjson.loads(arrays[name].tobytes())):
-                    table[tuple(value) if isinstance(value, list) else value]
-        return columns
+
+def renumbered(table: ValueTable, columns: Sequence[Values]) -> tuple[Values, bytes]:
+    """Return a new number for each in some columns, without a gap, and the lines of their values.
+
+    The numbers are of the narrowest kind that has room for them.
+    """
+    used = np.zeros(len(table) + 1, np.bool_)  # the last for rows without a value
+    for column in columns:
+        used[column] = True
+    kind = next(kind for kind, most in _KINDS if np.count_nonzero(used) < most)
+    anew = np.append(np.cumsum(used[:-1]) - 1, ABSENT).astype(kind)
+    return anew, table.lines(used)
 
 
 class Answers:
@@ -219,9 +306,16 @@ def metadata_name(key: StepKey) -> str | None:
     return key.removeprefix(_METADATA) if key.startswith(_METADATA) else None
 
 
-def is_valued(name: StepKey) -> bool:
-    """Tell whether not all rows have such a key: a score, or a metadata key."""
-    return name == SCORE or metadata_name(name) is not None
+def plain_value(value: object) -> Value:
+    """Return what is compared of a value of metadata; None of what no filter can ask for."""
+    if isinstance(value, str):
+        return value if len(value) <= LONG_TEXT else ("digest", _digest(value))
+    kind = scalar_kind(value)
+    return None if kind[0] == "other" else kind
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
 def without(rows: Values, gone: Values) -> Values:
@@ -240,7 +334,7 @@ def one_of(values: Values, numbers: Sequence[int]) -> Flags:
         return values == numbers[0]
     wanted = np.zeros(max(numbers, default=0) + 2, np.bool_)  # the last for what is none of them
     wanted[list(numbers)] = True
-    return wanted[np.minimum(values, len(wanted) - 1)]
+    return wanted[np.minimum(values, np.int32(len(wanted) - 1))]
 
 
 def times(texts: Sequence[str | None]) -> Values:
@@ -263,6 +357,6 @@ def equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[Value]]]:
     """Yield keys that must have one of some values, those first that leave least as a rule."""
     yield from where.equalities()
     for key, value in (where.metadata or {}).items():
-        yield metadata_key(key), [scalar_kind(value)]
+        yield metadata_key(key), [plain_value(value)]
     if where.scope not in (EVERY_SCOPE, UNREVOKED):
         yield "scope", [where.scope]

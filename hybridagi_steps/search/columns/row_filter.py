@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.outside_files import columns_path
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
-from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.filter_fields import KEY_FIELDS, StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import (
     ABANDONED,
@@ -28,23 +28,26 @@ from hybridagi_steps.records.store_values import (
     REVOKED,
     Hidden,
     Position,
+    RowMetadata,
     Rows,
 )
-from hybridagi_steps.search.filter_index import PAGE, FilterColumns
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
-from hybridagi_steps.search.key_columns import (
+from hybridagi_steps.search.columns.filter_index import FilterColumns
+from hybridagi_steps.search.columns.held_columns import PAGE
+from hybridagi_steps.search.columns.key_columns import (
     ABSENT,
     ANSWERS_KEPT,
     NOWHERE,
     SCORE,
+    TIME,
+    Column,
     Positions,
     Value,
     Values,
-    metadata_name,
     without,
 )
+from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 
-FILTER_FORMAT = 4
+FILTER_FORMAT = 5
 """Layout of the file of columns; another one is not read."""
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -56,6 +59,11 @@ _UNKNOWN = -3
 _NO_LEAST = np.iinfo(np.int32).max
 _LONG_LINE = 1_000
 """A line of so many messages has its keys in columns."""
+_STEP_KEYS = (
+    *(field.key for field in KEY_FIELDS if field.key),
+    *("scope", "program", "call_id", TIME, SCORE),
+)
+"""The keys that filters look at."""
 _WHOSE = ("run_id", "sessions", "author", "asked_by")
 """The keys that say whose a message is."""
 _MOST_JOINED = 100_000
@@ -104,9 +112,16 @@ class FilterFile:
         file = self._opened()
         return None if file is None else Position(*file.header["position"])
 
-    def save(self, filters: RowFilter, position: Position) -> None:
-        """Write the columns of filters, which have followed the store up to a position."""
+    def save(self, filters: RowFilter, position: Position, *, every: bool = False) -> None:
+        """Write the columns of filters, which have followed the store up to a position.
+
+        Args:
+            filters: What has them.
+            position: Where the store stood then.
+            every: Read all keys first, also those that no filter has named yet.
+        """
         if self.path is not None:
+            filters.read_on(every=every)
             header = {**self._identity, "position": list(position)}
             save_cache(self.path, header, filters.to_arrays())
 
@@ -146,9 +161,9 @@ class RowFilter:
             messages = there[there >= MESSAGE_ROWS], removed[removed >= MESSAGE_ROWS]
             self._messages.follow(*messages)
 
-    def forget_scores(self) -> None:
-        """Take note that steps were scored."""
-        self._steps.forget_scores()
+    def rescore(self, since: int, through: int) -> None:
+        """Take note that steps may have been scored while `Position.branch` went on so far."""
+        self._steps.rescore(since, through)
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array."""
@@ -193,6 +208,11 @@ class RowFilter:
     def unsaved(self, least: int) -> bool:
         """Tell whether to save columns, if they have so many rows."""
         return any(columns.unsaved(least) for columns in self._kinds().values())
+
+    def read_on(self, *, every: bool = False) -> None:
+        """Bring all columns that were ever asked for up to date; of `every` key, if asked so."""
+        for columns in self._kinds().values():
+            columns.read_on(every=every)
 
     def to_arrays(self) -> dict[str, Values | bytes]:
         """Return the columns as arrays for a cache file."""
@@ -260,20 +280,30 @@ class RowFilter:
 class _StepColumns(FilterColumns):
     """Filters of steps, which also say whose the messages of their runs and sessions are."""
 
+    _every = _STEP_KEYS
     _rescored = False
 
     def forget_scores(self) -> None:
         """Take note that steps were scored: what is held, or was saved, may be others now."""
         self._rescored = True
         self._answers.clear()
-        self._columns.pop(SCORE, None)
+        self._columns[SCORE] = Column.of(SCORE)
+
+    def rescore(self, since: int, through: int) -> None:
+        """Change the scores that are held, if the store knows which; else forget them."""
+        held = self._values if SCORE in self._columns else None
+        scores = None if held is None else held.rescored(since, through)
+        if scores is None:
+            self.forget_scores()
+            return
+        self._answers.clear()
+        places = self._places(np.array([*scores], np.int64))
+        here = (places != ABSENT) & (places < len(self._columns[SCORE]))
+        self._columns[SCORE].put(places[here], np.array([*scores.values()], np.float64)[here])
 
     def reads_all(self, where: StepFilter) -> bool:
         """Tell whether `rows` would first read a key of all rows."""
-        if self._through < 0:
-            self._restore()
-        missing = any(name not in self._columns for name in self._names(where))
-        return missing and not self._is_for_the_store(where)
+        return not self._is_for_the_store(where) and self._reads_first(self._names(where))
 
     def revive(self, arrays: Mapping[str, Values], removed: Rows) -> None:
         super().revive(arrays, removed)
@@ -329,6 +359,7 @@ class _MessageColumns(FilterColumns):
     """Filters of messages: fewer keys, runs among them, users as the steps of runs say."""
 
     _kind = 1
+    _every = (*_WHOSE, *(key for key in _STEP_KEYS if key not in ("user_id", "run_id", SCORE)))
 
     def __init__(
         self,
@@ -380,17 +411,18 @@ class _MessageColumns(FilterColumns):
         if rest.conditions <= {"kinds"}:
             return self._rows_of(where)
         line = self._rows_of(StepFilter(session_id=where.session_id, scope=where.scope))
-        if len(line) < _LONG_LINE and not self._columns.keys() >= {*self._names(rest)}:
+        if len(line) < _LONG_LINE and self._reads_first(self._names(rest)):
             return self._rows_of(where)  # rather than read keys of all messages
         return line[np.isin(line, self.rows(rest))]
 
     def _is_for_the_store(self, where: StepFilter) -> bool:
         return self._may_change(where)
 
-    def _values_of(self, name: StepKey, after: int, through: int) -> Sequence[tuple[int, Any]]:
-        if (key := metadata_name(name)) is None:
-            return []  # messages have the scores of their runs
-        return self._index.message_metadata(key, after=after, through=through)
+    def _metadata_of(self, after: int, through: int) -> RowMetadata:
+        return self._index.message_metadata(after=after, through=through)
+
+    def _scores_of(self, after: int, through: int) -> Sequence[tuple[int, float]]:  # noqa: ARG002
+        return []  # messages have the scores of their runs
 
     def _names(self, where: StepFilter) -> list[StepKey]:
         names = dict.fromkeys(super()._names(where))

@@ -1,0 +1,1 @@
+"""Columns of what filters compare, and which rows pass."""
