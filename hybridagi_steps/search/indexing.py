@@ -66,7 +66,7 @@ from hybridagi_steps.stores.waiting import Patience, taken
 BATCH = 500
 """Steps whose words and whose embeddings are made together, of one reading."""
 SLICE = 100
-"""The same in the background, where others wait for the interpreter and to write: a tenth dearer."""
+"""The same in the background, while others wait for the interpreter, and to write."""
 PATIENCE_SECONDS = 0.005
 """How long a search waits for other writers before it keeps a batch in memory."""
 LONGEST_READ = 20_000
