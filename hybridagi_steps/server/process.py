@@ -141,9 +141,8 @@ def serve(
 ) -> set[Task[Any]]:
     """Serve until a signal asks to end; `on_ready` is called once requests are answered.
 
-    `has_moved`, asked each second, ends it in the same way.
-
-    What ends it politely ends it in order: the memory is closed by whoever opened it.
+    `has_moved`, asked each second, ends it in the same way. What ends it politely ends it in order:
+    the memory is closed by whoever opened it.
 
     Returns:
         Tasks that did not let themselves be cancelled; they do not go on.
