@@ -316,8 +316,9 @@ class SessionSummary:
     """The last sequence they share."""
     user_id: str | None = None
     """Whose it is; None: nobody was named when it began."""
-    runs: int = 0
-    """Of one that was only recorded, and has no messages and no branch: how many runs name it."""
+    runs: int | None = None
+    """Of one that was only recorded, and has no messages and no branch: how many runs name it. Of
+    others they are not counted."""
     title: str | None = None
     """What people call it."""
     metadata: dict[str, Any] | None = field(default=None, hash=False)

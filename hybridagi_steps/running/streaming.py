@@ -73,7 +73,7 @@ class EventStream:
         self._redact, self._started = redact, started
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._arrived = asyncio.Event()
-        self._woken_at, self._alarm = 0.0, False
+        self._woken_at, self._alarm, self._woken = 0.0, False, False
         self._queue: list[StepEvent] = []
         self._lock = threading.Lock()
         self._number = 0
@@ -110,6 +110,7 @@ class EventStream:
             await self._arrived.wait()
             with self._lock:
                 self._arrived.clear()
+                self._woken = False
                 if self._queue:
                     taken, self._queue = self._queue, []
                     return taken
@@ -218,19 +219,25 @@ class EventStream:
         }
         self._queue.append(unvalidated(StepEvent, fields))
         if delta is None:
-            self._on_loop(self._arrived.set)
+            self._wake_reader()
 
     def _wake_in_time(self, *, at_once: bool) -> bool:
         """Wake the reader for a piece, now or when its turn comes; return whether it is now."""
         wait = self._woken_at + PAUSE_SECONDS - self._loop.time()
         if at_once or wait <= 0:
             self._woken_at = self._loop.time()
-            self._on_loop(self._arrived.set)
+            self._wake_reader()
             return True
         if not self._alarm:
             self._alarm = True
             self._on_loop(self._loop.call_later, wait, self._wake)
         return False
+
+    def _wake_reader(self) -> None:
+        """Wake the reader, once for all that it has not taken yet; to be called under the lock."""
+        if not self._woken:
+            self._woken = True
+            self._on_loop(self._arrived.set)
 
     def _wake(self) -> None:
         with self._lock:

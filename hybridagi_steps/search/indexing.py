@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ from hybridagi_steps.stores.waiting import Patience, taken
 
 BATCH = 500
 """Steps whose words and whose embeddings are made together, of one reading."""
+SLICE = 100
+"""The same in the background, while others wait for the interpreter, and to write."""
 PATIENCE_SECONDS = 0.005
 """How long a search waits for other writers before it keeps a batch in memory."""
 LONGEST_READ = 20_000
@@ -162,9 +165,9 @@ class Deriver:
             self._store.mend(everything=everything)
 
     def save_all(
-        self, *, vectors: bool, settle: Callable[[], object] | None = None
+        self, *, vectors: bool, settle: Callable[[], object] | None = None, size: int = BATCH
     ) -> Iterator[int]:
-        """Save what was pending at the call, a batch at a time; yield how many steps each had.
+        """Save what was pending at the call, `size` steps at a time; yield how many each had.
 
         Left out is what others keep unsettled who write just now, unless `settle` waits for them.
         """
@@ -173,7 +176,7 @@ class Deriver:
             with suppress(ReadOnlyStorageError):
                 settle()
             frontier = self._store.frontier()
-        yield from self._batches(frontier, None, vectors=vectors)
+        yield from self._batches(frontier, None, vectors=vectors, size=size)
 
     def catch_up(self, *, vectors: bool) -> Held:
         """Derive what was pending at the call; save it, or return what cannot be saved now.
@@ -205,13 +208,15 @@ class Deriver:
                 vectors = []  # another thread has changed it since
             self._save(texts, vectors, held.model_id)
 
-    def _batches(self, frontier: Frontier, held: Held | None, *, vectors: bool) -> Iterator[int]:
-        stale = yield from self._walk(frontier, held, vectors=vectors)
+    def _batches(
+        self, frontier: Frontier, held: Held | None, *, vectors: bool, size: int = BATCH
+    ) -> Iterator[int]:
+        stale = yield from self._walk(frontier, held, size, vectors=vectors)
         if stale:
-            yield from self._walk(frontier, held, vectors=False)
+            yield from self._walk(frontier, held, size, vectors=False)
 
     def _walk(
-        self, frontier: Frontier, held: Held | None, *, vectors: bool
+        self, frontier: Frontier, held: Held | None, size: int, *, vectors: bool
     ) -> Generator[int, None, int]:
         """Take each row pending at `frontier` once, so that it ends whoever else writes.
 
@@ -227,8 +232,10 @@ class Deriver:
             text_at, vector_at = first, first if vectors else through
             while text_at < through or vector_at < through:
                 with taken(self._turn, seconds, "the indexing of new steps") as left:
-                    texts, told, text_at = self._texts(text_at, through, frontier)
-                    made, model_id, vector_at = self._vectors(vector_at, through, frontier, told)
+                    texts, told, text_at = self._texts(text_at, through, frontier, size)
+                    made, model_id, vector_at = self._vectors(
+                        vector_at, through, frontier, told, size
+                    )
                 if held is not None:  # a search; who saves all waits for each batch anew
                     seconds = left
                 if texts or made:
@@ -239,20 +246,20 @@ class Deriver:
         return stale
 
     def _texts(
-        self, after: int, through: int, frontier: Frontier
+        self, after: int, through: int, frontier: Frontier, size: int
     ) -> tuple[list[TextRow], dict[int, Told], int]:
         """Return the words of the next pending steps, those, and up to which row that is all."""
         if after >= through:
             return [], {}, through
-        pending = self._store.pending_texts(BATCH, after=after, through=through)
+        pending = self._store.pending_texts(size, after=after, through=through)
         last = self._last
         known = last.texts if last and _same_epoch(last, frontier) else {}
         told = {item.row: Told(item.step) for item in pending}
         texts = [_known_or_made(known.get(item.row), item, told[item.row]) for item in pending]
-        return texts, told, texts[-1].row if len(texts) == BATCH else through
+        return texts, told, texts[-1].row if len(texts) == size else through
 
     def _vectors(
-        self, after: int, through: int, frontier: Frontier, told: Mapping[int, Told]
+        self, after: int, through: int, frontier: Frontier, told: Mapping[int, Told], size: int
     ) -> tuple[list[VectorRow], str | None, int]:
         """Return the embeddings of the next pending steps, whose they are, and up to which row.
 
@@ -262,7 +269,7 @@ class Deriver:
         if after >= through:
             return [], None, through
         steps = {row: item.step for row, item in told.items()}
-        pending = self._store.pending_vectors(BATCH, after=after, through=through, known=steps)
+        pending = self._store.pending_vectors(size, after=after, through=through, known=steps)
         if not pending:
             return [], None, through
         last = self._last_with_vectors
@@ -274,7 +281,7 @@ class Deriver:
         made = _vector_rows(unknown, embedder)
         fresh = {vector.row: vector for vector in made}
         vectors = [known.get(row) or fresh[row] for row, _ in pending]
-        return vectors, model_id, pending[-1][0] if len(vectors) == BATCH else through
+        return vectors, model_id, pending[-1][0] if len(vectors) == size else through
 
     def _saved(
         self,
@@ -435,7 +442,7 @@ START_AT = 2_000
 
 
 class BackgroundWork:
-    """Calls `work` until it has nothing left, in a thread of its own.
+    """Calls `work` until it has nothing left, in a thread of its own that rests every other moment.
 
     Args:
         work: Does one batch and returns whether there may be more.
@@ -483,9 +490,10 @@ class BackgroundWork:
         try:
             while not self._stopping.is_set() and threading.main_thread().is_alive():
                 with self._batch:
-                    self._again = False
+                    self._again, begun = False, time.perf_counter()
                     if not self._work() and self._ended():
                         return
+                self._stopping.wait(time.perf_counter() - begun)
         except (StorageBusyError, MemoryClosedError) as error:
             log.debug("indexing in the background is left to others: %s", error)
         except StepsError as error:

@@ -60,6 +60,7 @@ from hybridagi_steps.search.database.searched_store import SearchedStore
 from hybridagi_steps.search.formulas import Aim, Mode
 from hybridagi_steps.search.indexing import (
     PATIENCE_SECONDS,
+    SLICE,
     BackgroundWork,
     Deriver,
     Held,
@@ -279,7 +280,7 @@ class Searcher:
 
     def work_off(self) -> None:
         """Begin to index what is pending, before somebody waits for it."""
-        self._backlog = self.deriver.save_all(vectors=True)
+        self._backlog = self.deriver.save_all(vectors=True, size=SLICE)
         self._background.start()
 
     def _caught_up(self, *, vectors: bool) -> Held:

@@ -45,6 +45,9 @@ _LAST_THREADS_SECONDS = 1.5
 """How long threads may take to end by themselves."""
 _TICKS_A_LOOK = 10
 """Of uvicorn's, ten a second."""
+_TICKS_A_SWEEP = 6_000
+_OLDEST = 2
+"""The generation of the garbage collector that has survived all others."""
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -76,6 +79,9 @@ class StepServer(uvicorn.Server):
         if counter % _TICKS_A_LOOK == 0 and self._end_by is None and self._has_moved():
             self.handle_exit(signal.SIGTERM, None)
         self._end_when_idle()
+        if counter % _TICKS_A_SWEEP == 0:
+            gc.unfreeze()  # once in a while all is looked at: what stayed may be garbage by now
+            gc.collect()
         return await super().on_tick(counter)
 
     def _end_when_idle(self) -> None:
@@ -135,9 +141,8 @@ def serve(
 ) -> set[Task[Any]]:
     """Serve until a signal asks to end; `on_ready` is called once requests are answered.
 
-    `has_moved`, asked each second, ends it in the same way.
-
-    What ends it politely ends it in order: the memory is closed by whoever opened it.
+    `has_moved`, asked each second, ends it in the same way. What ends it politely ends it in order:
+    the memory is closed by whoever opened it.
 
     Returns:
         Tasks that did not let themselves be cancelled; they do not go on.
@@ -173,6 +178,7 @@ def serve(
 
     loop = asyncio.new_event_loop()
     gc.freeze()  # what is loaded stays: collections that looked at it held answers up for .1 s
+    gc.callbacks.append(_keep_old)
     try:
         try:
             with contextlib.suppress(KeyboardInterrupt):
@@ -181,11 +187,18 @@ def serve(
             left = loop.run_until_complete(_cancelled(loop))
         return left
     finally:
+        gc.callbacks.remove(_keep_old)
         gc.unfreeze()
         # Not as asyncio.run does: that waits for tasks and threads that may never end.
         loop.close()
         if server.given_up is not None:
             server.given_up.cancel()
+
+
+def _keep_old(phase: str, info: dict[str, int]) -> None:
+    """Let the next collection look at nothing that this one has found to stay."""
+    if phase == "stop" and info["generation"] == _OLDEST:
+        gc.freeze()
 
 
 async def _cancelled(loop: asyncio.AbstractEventLoop) -> set[Task[Any]]:

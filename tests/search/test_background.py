@@ -22,7 +22,7 @@ from hybridagi_steps.embedders import HashingEmbedder
 from hybridagi_steps.errors import EmbedderError, EmbedderMismatchError
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.records.store_values import FloatMatrix
-from hybridagi_steps.search.indexing import BATCH, START_AT, BackgroundWork
+from hybridagi_steps.search.indexing import BATCH, SLICE, START_AT, BackgroundWork
 from hybridagi_steps.stores.sql.derived import DerivedTables
 
 
@@ -62,6 +62,31 @@ def test_many_steps_are_indexed_without_a_search(file_memory: StepMemory, store:
     wait_until(lambda: file_memory.stats()["pending_vectors"] == 0)
     assert file_memory.stats()["embedded"] == START_AT + 2 * messages
     assert file_memory.search("task number 77", k=1)[0].step.purpose == "task number 77"
+
+
+def test_indexing_in_the_background_leaves_room_for_others(
+    file_memory: StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests, sizes = list[float](), list[int]()
+    wait, save = threading.Event.wait, DerivedTables.save_derived
+
+    def waited(self: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() in indexing() and timeout is not None:
+            rests.append(timeout)
+        return wait(self, timeout)
+
+    def saved(self: DerivedTables, texts: Any, vectors: Any, **more: Any) -> int:
+        if threading.current_thread() in indexing():
+            sizes.append(max(len(texts), len(vectors)))
+        return save(self, texts, vectors, **more)
+
+    monkeypatch.setattr(threading.Event, "wait", waited)
+    monkeypatch.setattr(DerivedTables, "save_derived", saved)
+    file_memory.add(steps(START_AT))
+    wait_until(lambda: not indexing())
+    assert sizes == [SLICE] * (START_AT // SLICE)
+    assert len(rests) == len(sizes)
+    assert all(rest > 0 for rest in rests)
 
 
 def test_who_stores_little_by_little_starts_no_thread_each_time(file_memory: StepMemory) -> None:

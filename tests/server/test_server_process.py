@@ -28,6 +28,7 @@ from hybridagi_steps.server.process import listening_socket, page_address
 
 PROGRAM = '''
 import asyncio
+import gc
 import pathlib
 import time
 
@@ -60,6 +61,12 @@ async def deaf(messages):
             await asyncio.sleep(120)
         except asyncio.CancelledError:
             pass
+
+def collected(messages):
+    """Say how many old objects the next collection will look at."""
+    lasting = [[] for _ in range(10_000)]
+    gc.collect()
+    return f"{len(gc.get_objects(generation=2))} of {gc.get_freeze_count()}"
 
 def nap(seconds: str) -> str:
     """A tool that waits."""
@@ -245,6 +252,17 @@ def test_a_program_that_blocks_does_not_hold_up_the_end(
     with StepMemory(tmp_path / "steps.db") as memory:
         assert memory.verify() == []
         assert memory.repository().store.messages("one")[0].run_id == run_id
+
+
+def test_what_stays_is_looked_at_by_one_collection_only(start: Callable[..., Process]) -> None:
+    body = {"session_id": "one", "message": "go"}
+    with start("--program", "talker:collected").client.stream(
+        "POST", "/chat/stream/v2", json=body
+    ) as answer:
+        events = list(events_of(answer.iter_bytes()))
+    (told,) = [e.data["delta"]["content"] for e in events if e.kind == "step_delta"]
+    looked_at, kept = map(int, told.split(" of "))
+    assert looked_at < kept // 100
 
 
 def test_nobody_who_reads_its_address_is_no_fault(tmp_path: Path) -> None:

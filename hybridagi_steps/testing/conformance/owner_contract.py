@@ -102,6 +102,8 @@ class OwnerContract:
         assert [each.session_id for each in listed] == ["notebook", "script"]
         notebook = listed[0]
         assert (notebook.messages, notebook.runs, notebook.user_id) == (0, 2, "ann")
+        [talk] = store.sessions(limit=9)
+        assert (talk.session_id, talk.runs) == ("talk", None)
         assert "Which gate?" in notebook.first_message
         assert notebook.created_at < notebook.updated_at
         assert store.sessions(limit=1, offset=1, recorded=True) == listed[1:]
