@@ -123,7 +123,7 @@ class LMStepReranker(dspy.Module):
             InvalidQueryError: Something else than a QueryWithSteps.
         """
         check_found(query)
-        return self._answer(query, self.rerank(_text_of(query), query.hits))
+        return QueryWithSteps.from_hits(query.queries, self.rerank(_text_of(query), query.hits))
 
     async def aforward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Do as `forward` does."""
@@ -135,7 +135,7 @@ class LMStepReranker(dspy.Module):
             except dspy.AdapterParseError:
                 asked = _UNREADABLE
             hits = _reordered(hits, self._places(asked, hits))
-        return self._answer(query, hits[: self.k])
+        return QueryWithSteps.from_hits(query.queries, hits[: self.k])
 
     def rerank(self, query: str, hits: Sequence[StepHit]) -> list[StepHit]:
         """Return the hits in the model's order; a single hit is not worth a call."""
@@ -159,9 +159,6 @@ class LMStepReranker(dspy.Module):
         shown = min(len(hits), self.max_candidates)
         named = [int(text) - 1 for text in _NUMBER.findall(str(asked.ranking or ""))]
         return list(dict.fromkeys(place for place in named if 0 <= place < shown))
-
-    def _answer(self, query: QueryWithSteps, hits: Sequence[StepHit]) -> QueryWithSteps:
-        return QueryWithSteps.from_hits(query.queries, hits)
 
 
 def _text_of(query: QueryWithSteps) -> str:

@@ -106,7 +106,7 @@ def whole_text(step: AgentStep) -> str:
 
 
 def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
-    kind = str(getattr(step.step_type, "value", step.step_type))
+    kind = str(step.step_type)
     inputs, outputs = step.inputs or {}, step.outputs or {}
     if isinstance(speakers := (step.metadata or {}).get(SAID_BY), dict):
         return _dialogue(step, cast("dict[str, Any]", speakers), cut)
@@ -369,6 +369,6 @@ def asks_when(text: str) -> bool:
 
 def _is_chat(step: AgentStep) -> bool:
     """Whether a step without a tool says something: in an imported chat, or as a plain answer."""
-    kind = str(getattr(step.step_type, "value", step.step_type))
+    kind = str(step.step_type)
     plain = kind == "Action" and not step.arguments and isinstance(step.result or "", str)
     return step.program == CHAT or (plain and bool(step.result or step.purpose))
