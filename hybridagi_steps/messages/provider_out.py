@@ -17,6 +17,7 @@ from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT, all_of
 from hybridagi_steps.messages.parts import (
     CACHE_CONTROL,
     anthropic_part,
+    cache_mark,
     function_call,
     json_text,
     not_sent,
@@ -28,6 +29,7 @@ from hybridagi_steps.messages.units import THINKING, flat, message_units
 from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_list, as_object
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
+from hybridagi_steps.validation import chosen
 
 EMPTY = "(empty message)"
 """Stands for content that is blank, which providers refuse."""
@@ -77,11 +79,9 @@ def to_provider(
     check_text("system", system)
     known, units = message_units(all_of(Step, messages, "Steps (messages)"))
     prompt = known if system is None else system
-    if style == "openai":
+    if chosen("style", style, Literal["openai", "anthropic"]) == "openai":
         return openai_messages(prompt, flat(units))
-    if style == "anthropic":
-        return anthropic_prompt(prompt, flat(units))
-    raise InvalidSettingError(f"style is openai or anthropic, not {style!r}.")
+    return anthropic_prompt(prompt, flat(units))
 
 
 def check_text(name: str, value: object) -> None:
@@ -162,10 +162,8 @@ def anthropic_prompt(
 
 
 def _blocks(step: Step) -> list[JsonObject]:
-    blocks = _unmarked_blocks(step)
-    if mark := (step.metadata or {}).get(CACHE_CONTROL):
-        blocks[-1] = {**blocks[-1], CACHE_CONTROL: mark}
-    return blocks
+    *blocks, last = _unmarked_blocks(step)
+    return [*blocks, {**last, **cache_mark(step.metadata or {})}]
 
 
 def _unmarked_blocks(step: Step) -> list[JsonObject]:
@@ -195,7 +193,7 @@ def _call_block(call: JsonObject) -> JsonObject:
     function = sound["function"]
     arguments = as_arguments(function["arguments"])
     block = {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
-    return {**block, CACHE_CONTROL: call[CACHE_CONTROL]} if CACHE_CONTROL in call else block
+    return {**block, **cache_mark(call)}
 
 
 def _content_blocks(content: object, role: MessageRole) -> list[JsonObject]:

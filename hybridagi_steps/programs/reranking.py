@@ -27,7 +27,16 @@ _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
 _UNREADABLE = dspy.Prediction(ranking="")
 
 
-class StepReranker(dspy.Module):
+class GivesSteps(dspy.Module):
+    """A module that answers with a QueryWithSteps: DSPy's annotations promise a Prediction."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+
+
+class StepReranker(GivesSteps):
     """Reorders what a retriever found: QueryWithSteps in, QueryWithSteps out.
 
     Args:
@@ -43,11 +52,6 @@ class StepReranker(dspy.Module):
         super().__init__()
         self.reranker = checked_reranker(reranker)
         self.k = None if k is None else whole_number("k", k, 1, InvalidQueryError)
-
-    if TYPE_CHECKING:
-        # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the same steps in the reranker's order.
@@ -81,7 +85,7 @@ class RankSteps(dspy.Signature):
     ranking: str = dspy.OutputField(desc="step numbers, most helpful first, such as: 3, 1, 4")
 
 
-class LMStepReranker(dspy.Module):
+class LMStepReranker(GivesSteps):
     """Reorders hits by asking the language model.
 
     It is a `protocols.Reranker` (`rerank`) and a DSPy module (QueryWithSteps in, QueryWithSteps
@@ -110,11 +114,6 @@ class LMStepReranker(dspy.Module):
         self.max_candidates = whole_number("max_candidates", max_candidates, 1, InvalidQueryError)
         self.max_characters = whole_number("max_characters", max_characters, 1, InvalidQueryError)
         self.rank = dspy.ChainOfThought(RankSteps) if reasoning else dspy.Predict(RankSteps)
-
-    if TYPE_CHECKING:
-        # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the steps in the model's order.
