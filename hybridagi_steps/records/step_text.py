@@ -121,19 +121,17 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
         options, choice = cut(inputs.get("options", ""), _RESULT), outputs.get("choice")
         asked = f" ({_pairs(step.arguments, cut, given, values)})" if step.arguments else ""
         return f"{purpose} | {options}{asked} -> {cut(choice, _RESULT)}"
-    if kind == "ProgramCall":
-        called = f"{_words(step.program or '')} ({_pairs(step.arguments, cut, _PURPOSE, values)})"
+    if kind == "ProgramEnd" and spoken:
+        return f"{purpose} -> {outcome}"
+    if kind in ("ProgramCall", "ProgramEnd"):
+        told, ends = _words(step.program or ""), kind == "ProgramEnd"
+        if step.arguments or not ends:
+            told += f" ({_pairs(step.arguments, cut, _PURPOSE, values)})"
+        told += f" -> {outcome}" if ends else ""
         # A program's purpose is the same in every call: arguments, where there are any, tell more.
         # Only the whole text has both.
         told_by_arguments = step.arguments and values is not None
-        return called if told_by_arguments or not purpose else f"{purpose} | {called}"
-    if kind == "ProgramEnd" and spoken:
-        return f"{purpose} -> {outcome}"
-    if kind == "ProgramEnd":
-        asked = f" ({_pairs(step.arguments, cut, _PURPOSE, values)})" if step.arguments else ""
-        ended = f"{_words(step.program or '')}{asked} -> {outcome}"
-        told_by_arguments = step.arguments and values is not None
-        return ended if told_by_arguments or not purpose else f"{purpose} | {ended}"
+        return told if told_by_arguments or not purpose else f"{purpose} | {told}"
     return f"{purpose} | {_pairs(step.arguments, cut, given, values)} -> {outcome}"
 
 
