@@ -371,8 +371,7 @@ def chosen(
 ) -> Choice:
     """Return an argument that is one of the words of a `Literal`."""
     if value not in get_args(choices):
-        *others, last = get_args(choices)
-        raise error(f"{name} is {', '.join(others)} or {last}, not {value!r:.80}.")
+        raise error(f"{name} is one of {', '.join(get_args(choices))}, not {value!r:.80}.")
     return value
 
 

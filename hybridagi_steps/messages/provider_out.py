@@ -29,7 +29,6 @@ from hybridagi_steps.messages.units import THINKING, flat, message_units
 from hybridagi_steps.records.json_reading import JsonObject, as_arguments, as_list, as_object
 from hybridagi_steps.records.json_values import json_value
 from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.validation import chosen
 
 EMPTY = "(empty message)"
 """Stands for content that is blank, which providers refuse."""
@@ -79,9 +78,11 @@ def to_provider(
     check_text("system", system)
     known, units = message_units(all_of(Step, messages, "Steps (messages)"))
     prompt = known if system is None else system
-    if chosen("style", style, Literal["openai", "anthropic"]) == "openai":
+    if style == "openai":
         return openai_messages(prompt, flat(units))
-    return anthropic_prompt(prompt, flat(units))
+    if style == "anthropic":
+        return anthropic_prompt(prompt, flat(units))
+    raise InvalidSettingError(f"style is openai or anthropic, not {style!r}.")
 
 
 def check_text(name: str, value: object) -> None:
