@@ -368,8 +368,7 @@ class _PromptText(dspy.Type):
     def __str__(self) -> str:
         return str(self.format())
 
-    def __repr__(self) -> str:
-        return str(self.format())
+    __repr__ = __str__
 
 
 class StepContext(_PromptText):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC
 from operator import itemgetter
 from types import NoneType
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, get_args
 from uuid import UUID
 
 import numpy as np
@@ -309,6 +309,7 @@ class StepHolder(Protocol):
 
 Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | StepHolder"
 """One step, several, or what holds them."""
+Choice = TypeVar("Choice")
 StepId = UUID | str
 """A UUID and its text are the same id."""
 _MOST = 2**62 - 1  # two of them are a number that databases have
@@ -362,6 +363,15 @@ def whole_number(
     """Return an argument that is a whole number of at least `least`; True and False are none."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise error(f"{name} is at least {least}, a whole number, not {value!r:.80}.")
+    return value
+
+
+def chosen(
+    name: str, value: Choice, choices: object, error: type[StepsError] = InvalidSettingError
+) -> Choice:
+    """Return an argument that is one of the words of a `Literal`."""
+    if value not in get_args(choices):
+        raise error(f"{name} is one of {', '.join(get_args(choices))}, not {value!r:.80}.")
     return value
 
 

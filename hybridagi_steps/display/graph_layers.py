@@ -13,6 +13,7 @@ from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 SWEEPS = 24
@@ -87,33 +88,25 @@ def _closing(count: int, arcs: Sequence[Arc]) -> set[int]:
 
 def _depths(count: int, arcs: Sequence[Arc]) -> list[int]:
     """Return for each node the length of the longest way to it; late for nodes nothing leads to."""
+    before: list[list[int]] = [[] for _ in range(count)]
     after: list[list[int]] = [[] for _ in range(count)]
-    missing = [0] * count
     for source, target in arcs:
+        before[target].append(source)
         after[source].append(target)
-        missing[target] += 1
-    first = [node for node in range(count) if not missing[node]]
-    depth, waiting = [0] * count, list(first)
-    for node in waiting:  # grows while it is read
-        for target in after[node]:
-            depth[target] = max(depth[target], depth[node] + 1)
-            missing[target] -= 1
-            if not missing[target]:
-                waiting.append(target)
+    depth = [0] * count
+    for node in TopologicalSorter(dict(enumerate(before))).static_order():
+        depth[node] = max((depth[other] + 1 for other in before[node]), default=0)
+    first = [node for node in range(count) if not before[node]]
     for node in first:
         depth[node] = min((depth[target] for target in after[node]), default=1) - 1
-    alone = {node for node in first if not after[node]}
-    return _narrowed(depth, arcs, alone)
+    return _narrowed(depth, before, {node for node in first if not after[node]})
 
 
-def _narrowed(depth: Sequence[int], arcs: Sequence[Arc], alone: Set[int]) -> list[int]:
+def _narrowed(depth: Sequence[int], before: Sequence[Sequence[int]], alone: Set[int]) -> list[int]:
     """Move nodes down out of layers that are too wide; those without any edge come last.
 
     A greedy form of Coffman and Graham 1972, "Optimal scheduling for two-processor systems".
     """
-    before: list[list[int]] = [[] for _ in depth]
-    for source, target in arcs:
-        before[target].append(source)
     narrow, beside = list(depth), Counter[int]()
     for node in sorted(range(len(depth)), key=lambda node: (node in alone, depth[node])):
         level = max((narrow[other] + 1 for other in before[node]), default=depth[node])

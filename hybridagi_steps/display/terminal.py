@@ -64,10 +64,7 @@ def runs_table(runs: Sequence[Data]) -> Table:
     """Return runs as a table: what each was asked, above its id; its costs where they are given."""
     costs = ("tokens", "cost") if runs and "tokens" in runs[0] else ()
     right = ("steps", "tokens", "cost")
-    made = table("run", "started", "status", "steps", "score", *costs, right=right)
-    made.expand = True
-    made.columns[0].ratio = 1
-    made.columns[1].no_wrap = made.columns[2].no_wrap = True
+    made = _wide(table("run", "started", "status", "steps", "score", *costs, right=right))
     for run in runs:
         score, view = run["score"], run_view(run)
         made.add_row(
@@ -87,6 +84,14 @@ def runs_table(runs: Sequence[Data]) -> Table:
     return made
 
 
+def _wide(made: Table) -> Table:
+    """Let the first column of a table take the room that the next two leave."""
+    made.expand = True
+    made.columns[0].ratio = 1
+    made.columns[1].no_wrap = made.columns[2].no_wrap = True
+    return made
+
+
 def _cost(value: object) -> str:
     """Return what a run took as it stands in its column: a word, a count or dollars."""
     if isinstance(value, float):
@@ -96,10 +101,7 @@ def _cost(value: object) -> str:
 
 def sessions_table(sessions: Sequence[Data]) -> Table:
     """Return sessions as a table: what each is called, or how it begins, above its id."""
-    made = table("session", "written", "holds")
-    made.expand = True
-    made.columns[0].ratio = 1
-    made.columns[1].no_wrap = made.columns[2].no_wrap = True
+    made = _wide(table("session", "written", "holds"))
     for session in sessions:
         origin = session["forked_from"]
         fork = f"  fork of {one_line(origin)} at {session['forked_at']}" if origin else ""
@@ -279,13 +281,12 @@ def styled(*parts: tuple[object, str]) -> Text:
     return Text.assemble(*[(plain(text), style) for text, style in parts])
 
 
-def as_text(shown: RenderableType, *, width: int | None = None) -> str:
+def as_text(shown: RenderableType) -> str:
     """Return a table or tree as plain text, as wide as the terminal; in a notebook, too."""
     out = StringIO()
-    columns = width or shutil.get_terminal_size((_USUAL_WIDTH, 24)).columns
     screen = Console(
         file=out,
-        width=columns,
+        width=shutil.get_terminal_size((_USUAL_WIDTH, 24)).columns,
         color_system=None,
         force_jupyter=False,  # it would draw there, and return nothing
         highlight=False,

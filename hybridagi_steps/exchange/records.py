@@ -340,7 +340,7 @@ class RunScoresRead:
     """The scores of runs, as the lines of a file tell them."""
 
     def __init__(self) -> None:
-        self._told: dict[str, ParsedScore] = {}
+        self.told: dict[str, ParsedScore] = {}
 
     def without(self, line: int, fields: JsonObject) -> JsonObject:
         """Return the fields of a step without the score of its run."""
@@ -350,12 +350,8 @@ class RunScoresRead:
         value, feedback = said.get("value"), said.get("feedback")
         if isinstance(value, int | float):
             words = feedback if isinstance(feedback, str) else None
-            self._told.setdefault(run_id, ParsedScore(line, run_id, float(value), words))
+            self.told.setdefault(run_id, ParsedScore(line, run_id, float(value), words))
             fields = {name: fields[name] for name in fields if name != RUN_SCORE}
-        told = self._told.get(run_id)
+        told = self.told.get(run_id)
         inherits = told is not None and fields.get("score") == told.score
         return {**fields, "score": None} if inherits else fields
-
-    def read(self) -> Iterator[ParsedScore]:
-        """Yield them, when all steps were read."""
-        yield from self._told.values()

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
-from hybridagi_steps.errors import MessageError
+from hybridagi_steps.errors import MessageError, StepsError
 from hybridagi_steps.messages.conversation import Conversation, content_key, conversation_steps
 from hybridagi_steps.messages.parts import call_id, field_lines, function_call, json_text, tool_name
 from hybridagi_steps.messages.turns import openai_turns
@@ -185,16 +185,18 @@ def _as_list(steps: Steps) -> list[AgentStep]:
     return all_of(AgentStep, getattr(steps, "steps", steps), "AgentSteps")
 
 
-def all_of(kind: type[Record], given: object, wanted: str) -> list[Record]:
+def all_of(
+    kind: type[Record], given: object, wanted: str, error: type[StepsError] = MessageError
+) -> list[Record]:
     """Return records as a list."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         name = type(cast("object", given)).__name__
-        raise MessageError(f"a list of {wanted} is wanted, not {name}.")
+        raise error(f"a list of {wanted} is wanted, not {name}.")
     records = list(cast("Iterable[Any]", given))
     for place, record in enumerate(records, start=1):
         if not isinstance(record, kind):
             hint = "; from_messages reads provider messages" if kind is Step else ""
-            raise MessageError(
+            raise error(
                 f"item {place}: a list of {wanted} is wanted, not {type(record).__name__}{hint}."
             )
     return records

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from pydantic import JsonValue, ValidationError
 
-from hybridagi_steps.messages.parts import CACHE_CONTROL, called
+from hybridagi_steps.messages.parts import cache_mark, called
 from hybridagi_steps.messages.turns import ROLES, Message, Turn
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import (
@@ -379,8 +379,7 @@ class _MessageWriter:
         calls = self._calls(turn) if role is MessageRole.ASSISTANT else None
         if calls:
             metadata["agent_step_ids"] = linked
-        if mark := as_object(view.get(CACHE_CONTROL)):
-            metadata[CACHE_CONTROL] = mark
+        metadata |= cache_mark(view)
         fields: JsonObject = {
             "id": self._keys[id(turn)],
             "session_id": self._session_id,

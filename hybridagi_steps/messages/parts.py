@@ -97,6 +97,12 @@ def _letters(text: str) -> str:
     return "".join(c if c.isalnum() else " " for c in plain if not unicodedata.combining(c))
 
 
+def cache_mark(fields: JsonObject) -> JsonObject:
+    """Return the mark of Anthropic's prompt cache that a block or a message has."""
+    mark = as_object(fields.get(CACHE_CONTROL))
+    return {CACHE_CONTROL: mark} if mark else {}
+
+
 def function_call(call_id: object, name: object, arguments: object) -> JsonObject:
     """Return a call in OpenAI's form."""
     function = {"name": name, "arguments": arguments}
@@ -209,8 +215,7 @@ def anthropic_part(part: JsonObject, role: MessageRole = MessageRole.USER) -> Js
     source = {"type": "url", "url": media.data}
     if media.media_type:
         source = {"type": "base64", "media_type": media.media_type, "data": media.data}
-    mark = {CACHE_CONTROL: part[CACHE_CONTROL]} if CACHE_CONTROL in part else {}
-    return {"type": media.kind, "source": source, **mark}
+    return {"type": media.kind, "source": source, **cache_mark(part)}
 
 
 def not_sent(part: JsonObject, role: MessageRole) -> str | None:

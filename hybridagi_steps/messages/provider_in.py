@@ -15,8 +15,8 @@ from typing import Any, cast
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.agent_steps import IS_ERROR
 from hybridagi_steps.messages.parts import (
-    CACHE_CONTROL,
     OpenCalls,
+    cache_mark,
     call_id,
     function_call,
     json_text,
@@ -24,6 +24,7 @@ from hybridagi_steps.messages.parts import (
 from hybridagi_steps.messages.turns import ROLES, THINKING_BLOCKS
 from hybridagi_steps.messages.units import THINKING
 from hybridagi_steps.records.json_reading import (
+    BadRecordError,
     JsonObject,
     as_list,
     as_object,
@@ -56,11 +57,11 @@ def from_messages(
     Raises:
         MessageError: Something is no message; the text names its place and field.
     """
-    reader = _Reader(session_id or str(new_id()))
+    reader, first = _Reader(session_id or str(new_id())), list[tuple[int, Message]]()
     if isinstance(messages, Mapping):
         request = cast("JsonObject", messages)
         if request.get("system"):
-            reader.read(0, {"role": "system", "content": request["system"]})
+            first = [(0, {"role": "system", "content": request["system"]})]
         if "messages" not in request:
             raise MessageError(
                 "messages are a list, or a request that holds one under 'messages', not a dict "
@@ -69,8 +70,11 @@ def from_messages(
         messages = cast("Iterable[Message]", request["messages"])
     if isinstance(messages, str) or not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise MessageError(f"messages are a list, not {type(messages).__name__}.")
-    for place, message in enumerate(messages, start=1):
-        reader.read(place, message)
+    for place, message in (*first, *enumerate(messages, start=1)):
+        try:
+            reader.read(place, message)
+        except BadRecordError as error:
+            raise MessageError(f"message {place}: {error}") from error
     return reader.steps
 
 
@@ -86,15 +90,13 @@ class _Reader:
 
     def read(self, place: int, message: object) -> None:
         if not isinstance(message, Mapping):
-            raise MessageError(f"message {place}: an object is wanted, not {_kind(message)}.")
+            raise BadRecordError(f"an object is wanted, not {_kind(message)}.")
         fields = dict(cast("Message", message))
         role = ROLES.get(str(fields.get("role")))
         if role is None:
             wanted = ", ".join(ROLES)
-            raise MessageError(
-                f"message {place}: role: {fields.get('role')!r:.60} is not {wanted}."
-            )
-        content = _content(place, fields.get("content"))
+            raise BadRecordError(f"role: {fields.get('role')!r:.60} is not {wanted}.")
+        content = _content(fields.get("content"))
         if role is MessageRole.ASSISTANT:
             self._assistant(place, fields, content)
         elif role is MessageRole.TOOL:
@@ -102,14 +104,14 @@ class _Reader:
             said = "" if content is None else content
             self._add(role, fields, said, _native(fields), tool_call_id=answered)
         else:
-            self._other(place, role, fields, content)
+            self._other(role, fields, content)
 
     def _assistant(self, place: int, fields: JsonObject, content: str | Parts | None) -> None:
         calls, metadata = self._calls(place, fields), _native(fields)
         if isinstance(content, list):
             calls += [
                 self._call(place, number, block.get("id"), block.get("name"), block.get("input"))
-                | _mark(block)
+                | cache_mark(block)
                 for number, block in enumerate(content)
                 if block["type"] == "tool_use"
             ]
@@ -134,50 +136,46 @@ class _Reader:
             name = fields.get("name")
             waiting = self._open_names.get(str(name)) or []
             return waiting.pop(0) if waiting else call_id(place, name)
-        return self._answered(place, "tool_call_id", fields.get("tool_call_id"))
+        return self._answered("tool_call_id", fields.get("tool_call_id"))
 
-    def _answered(self, place: int, field: str, given: object) -> str:
+    def _answered(self, field: str, given: object) -> str:
         """Return the id of the call that a result answers; its own if none waits."""
         if not isinstance(given, str) or not given:
-            raise MessageError(f"message {place}: {field}: {given!r:.60} is no call's id.")
+            raise BadRecordError(f"{field}: {given!r:.60} is no call's id.")
         return self._open.answer(given) or given
 
-    def _other(
-        self, place: int, role: MessageRole, fields: JsonObject, content: str | Parts | None
-    ) -> None:
+    def _other(self, role: MessageRole, fields: JsonObject, content: str | Parts | None) -> None:
         if content is None:
-            raise MessageError(f"message {place}: content: missing.")
+            raise BadRecordError("content: missing.")
         metadata = _native(fields)
         if fields["role"] == "developer":
             metadata["role"] = "developer"
         if isinstance(content, list):
             results, rest = _divided(content, ("tool_result",))
             for block in results:
-                self._block_result(place, without(fields, *_READ), block)
+                self._block_result(without(fields, *_READ), block)
             if results and not rest:
                 return
             content = _plain(rest)
         self._add(role, fields, content or "", metadata)
 
-    def _block_result(self, place: int, fields: JsonObject, block: JsonObject) -> None:
-        answered = self._answered(place, "tool_use_id", block.get("tool_use_id"))
-        content = _content(place, block.get("content"))
+    def _block_result(self, fields: JsonObject, block: JsonObject) -> None:
+        answered = self._answered("tool_use_id", block.get("tool_use_id"))
+        content = _content(block.get("content"))
         said = _plain(content) if isinstance(content, list) else content
         metadata = {IS_ERROR: True} if block.get("is_error") is True else {}
-        metadata |= _mark(block)
+        metadata |= cache_mark(block)
         self._add(MessageRole.TOOL, fields, said or "", metadata, tool_call_id=answered)
 
     def _calls(self, place: int, fields: JsonObject) -> Parts:
         given: object = fields.get("tool_calls") or []
         if not isinstance(given, list):
-            raise MessageError(
-                f"message {place}: tool_calls: a list is wanted, not {_kind(given)}."
-            )
+            raise BadRecordError(f"tool_calls: a list is wanted, not {_kind(given)}.")
         calls: Parts = []
         for number, item in enumerate(as_list(given)):
             call = as_object(item)
             if not isinstance(call.get("function"), dict):
-                raise MessageError(f"message {place}: tool_calls[{number}].function: missing.")
+                raise BadRecordError(f"tool_calls[{number}].function: missing.")
             name, arguments = map(as_object(call["function"]).get, ("name", "arguments"))
             calls.append(self._call(place, number, call.get("id"), name, arguments))
         if isinstance(fields.get("function_call"), dict):
@@ -190,9 +188,9 @@ class _Reader:
         self, place: int, number: int, given: object, name: object, arguments: object
     ) -> JsonObject:
         if not isinstance(name, str) or not name:
-            raise MessageError(f"message {place}: call {number + 1}: name: {name!r:.60} is none.")
+            raise BadRecordError(f"call {number + 1}: name: {name!r:.60} is none.")
         if given is not None and not isinstance(given, str):
-            raise MessageError(f"message {place}: call {number + 1}: id: {given!r:.60} is no text.")
+            raise BadRecordError(f"call {number + 1}: id: {given!r:.60} is no text.")
         unique, attempt = given or call_id(place, number, name), 0
         while unique in self._used:
             unique, attempt = call_id(place, number, given, attempt), attempt + 1
@@ -221,14 +219,12 @@ class _Reader:
         self.steps.append(step)
 
 
-def _content(place: int, content: object) -> str | Parts | None:
+def _content(content: object) -> str | Parts | None:
     """Return a message's content: a text, or its parts, each an object with a type."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise MessageError(
-            f"message {place}: content: text or parts are wanted, not {_kind(content)}."
-        )
+        raise BadRecordError(f"content: text or parts are wanted, not {_kind(content)}.")
     parts: Parts = []
     for number, part in enumerate(as_list(content)):
         if isinstance(part, str):
@@ -236,7 +232,7 @@ def _content(place: int, content: object) -> str | Parts | None:
         elif isinstance(as_object(part).get("type"), str):
             parts.append(part)
         else:
-            raise MessageError(f"message {place}: content[{number}].type: missing.")
+            raise BadRecordError(f"content[{number}].type: missing.")
     return parts
 
 
@@ -256,15 +252,9 @@ def _native(fields: JsonObject) -> JsonObject:
     """Return what a message holds beside what a Step has fields for, as metadata."""
     rest = without(fields, *_READ, "function_call")
     rest = {name: value for name, value in rest.items() if value is not None}
-    mark = _mark(rest)
+    mark = cache_mark(rest)
     rest = without(rest, *mark)
     return {NATIVE: rest, **mark} if rest else mark
-
-
-def _mark(fields: JsonObject) -> JsonObject:
-    """Return the mark of Anthropic's prompt cache that a block or a message has."""
-    mark = as_object(fields.get(CACHE_CONTROL))
-    return {CACHE_CONTROL: mark} if mark else {}
 
 
 def _reasoning(fields: JsonObject, metadata: JsonObject) -> str | None:

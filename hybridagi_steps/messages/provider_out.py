@@ -17,6 +17,7 @@ from hybridagi_steps.messages.agent_steps import IS_ERROR, NO_RESULT, all_of
 from hybridagi_steps.messages.parts import (
     CACHE_CONTROL,
     anthropic_part,
+    cache_mark,
     function_call,
     json_text,
     not_sent,
@@ -162,10 +163,8 @@ def anthropic_prompt(
 
 
 def _blocks(step: Step) -> list[JsonObject]:
-    blocks = _unmarked_blocks(step)
-    if mark := (step.metadata or {}).get(CACHE_CONTROL):
-        blocks[-1] = {**blocks[-1], CACHE_CONTROL: mark}
-    return blocks
+    *blocks, last = _unmarked_blocks(step)
+    return [*blocks, {**last, **cache_mark(step.metadata or {})}]
 
 
 def _unmarked_blocks(step: Step) -> list[JsonObject]:
@@ -195,7 +194,7 @@ def _call_block(call: JsonObject) -> JsonObject:
     function = sound["function"]
     arguments = as_arguments(function["arguments"])
     block = {"type": "tool_use", "id": sound["id"], "name": function["name"], "input": arguments}
-    return {**block, CACHE_CONTROL: call[CACHE_CONTROL]} if CACHE_CONTROL in call else block
+    return {**block, **cache_mark(call)}
 
 
 def _content_blocks(content: object, role: MessageRole) -> list[JsonObject]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hybridagi_steps.display.titles import is_boilerplate
 from hybridagi_steps.messages.agent_steps import error_text
@@ -28,6 +27,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.excerpts import excerpt
 from hybridagi_steps.records.json_reading import JsonObject, as_object
 from hybridagi_steps.records.message import in_utc
+from hybridagi_steps.records.step_identity import names_steps
 from hybridagi_steps.records.step_text import SAID_BY
 
 _BOOKKEEPING = ("trajectory", "repairs")
@@ -115,7 +115,7 @@ def day(step: AgentStep) -> str:
 
 
 def _parts(step: AgentStep, dated: bool) -> _Parts:
-    kind = str(getattr(step.step_type, "value", step.step_type))
+    kind = str(step.step_type)
     arguments = _told(step.arguments)
     purpose, called, outcome = step.purpose.strip(), step.tool or step.program or "", _outcome(step)
     asker, speaker = _speakers(step)
@@ -176,12 +176,8 @@ def _told(values: JsonObject) -> JsonObject:
     return {
         name: value
         for name, value in values.items()
-        if name not in _BOOKKEEPING and value is not None and not _names_steps(value)
+        if name not in _BOOKKEEPING and value is not None and not names_steps(value)
     }
-
-
-def _names_steps(value: Any) -> bool:
-    return isinstance(value, dict) and list(value) == ["steps"]  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _pairs(values: JsonObject) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from hybridagi_steps.messages.parts import CACHE_CONTROL, function_call
+from hybridagi_steps.messages.parts import cache_mark, function_call
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
@@ -183,7 +183,7 @@ def _parts(blocks: Sequence[Any], role: str) -> list[_Part]:
             parts.append(_Part([], [], []))
         if kind in _CALL_BLOCKS:
             call = function_call(fields.get("id"), fields.get("name"), fields.get("input"))
-            parts[-1].calls.append({**call, **_mark(fields)})
+            parts[-1].calls.append({**call, **cache_mark(fields)})
         elif kind not in THINKING_BLOCKS:
             parts[-1].said.append(block)
     return parts
@@ -198,15 +198,11 @@ def _part_turns(part: _Part, message: Message, place: int, *, first: bool) -> It
         yield Turn(view, place, None, _metrics(message) if first else None)
     for result in part.results:
         view = {"tool_call_id": result.get("tool_use_id"), "content": result.get("content")}
-        view |= _mark(result)
+        view |= cache_mark(result)
         failed = result.get("is_error") is True
         yield Turn({"role": "tool", **view}, place, None, failed=failed)
     if role != "assistant" and (part.said or not (speaks_first or part.results)):
         yield Turn({"role": role, "content": part.said}, place, None)
-
-
-def _mark(block: JsonObject) -> JsonObject:
-    return {CACHE_CONTROL: block[CACHE_CONTROL]} if block.get(CACHE_CONTROL) else {}
 
 
 def _metrics(message: Message) -> JsonObject | None:

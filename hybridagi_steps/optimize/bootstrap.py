@@ -39,6 +39,7 @@ from hybridagi_steps.optimize.exclusion import (
     Ties,
     checked_group,
     exclusions,
+    learnable,
     narrowed,
 )
 from hybridagi_steps.optimize.stored_runs import check_memory
@@ -125,16 +126,11 @@ class BootstrapFromMemory(Teleprompter):
         """
         compiled = checked_program(student, "BootstrapFromMemory").deepcopy()
         fence = _Validation(self.memory, self.group, valset or (), compiled)
+        least = self.min_score if self.metric is None else None
+        learned_from = learnable(self.memory, self.where, self.exclude, least)
         judged, left_out = self._judged(compiled, trainset), LeftOut()
         for name, predict in compiled.named_predictors():
-            steps = steps_of(
-                self.memory,
-                predictor_name(compiled, name),
-                predict,
-                self.where,
-                self.min_score if self.metric is None else None,
-                self.exclude,
-            )
+            steps = steps_of(learned_from, predictor_name(compiled, name), predict)
             demos = [*demos_of(islice(steps, _LOOKED_AT), predict.signature, self.memory, left_out)]
             usable = [demo for demo in demos if self._passes(judged.get(str(demo.get(RUN_ID))))]
             passed = [*fence.passed(usable)]
@@ -182,13 +178,13 @@ class BootstrapFromMemory(Teleprompter):
 
     def _runs(self, program: dspy.Module) -> Iterator[dspy.Example]:
         """Return the program's runs; a predictor's own are its steps."""
-        asked = (self.where, None, self.exclude)
+        asked = learnable(self.memory, self.where, self.exclude, None)
         [*predictors] = program.named_predictors()
         if len(predictors) == 1 and predictor_name(program, predictors[0][0]) == "Predict":
             predict = predictors[0][1]
-            steps = steps_of(self.memory, "Predict", predict, *asked)
+            steps = steps_of(asked, "Predict", predict)
             return demos_of(steps, predict.signature, self.memory, LeftOut())
-        return ended_runs(self.memory, class_of(program), None, LeftOut(), *asked)
+        return ended_runs(asked, class_of(program), None, LeftOut())
 
 
 class _Validation:

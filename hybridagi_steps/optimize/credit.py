@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Literal
 
 from hybridagi_steps.errors import InvalidSettingError, UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.stored_runs import GOOD, check_memory, run_in_order
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.validation import check_score, one_id
+from hybridagi_steps.validation import check_score, chosen, one_id
 
 Policy = Literal["all", "last", "path", "advantage"]
 _LAST = 3
@@ -44,10 +44,7 @@ def credit(
         InvalidStepError: `value` is no finite number.
     """
     check_memory(memory)
-    if policy not in get_args(Policy):
-        raise InvalidSettingError(
-            f"policy is one of {', '.join(get_args(Policy))}, not {policy!r}."
-        )
+    chosen("policy", policy, Policy)
     steps, scored = run_in_order(memory, run_id), memory.run_scores([run_id]).get(one_id(run_id))
     if not steps:
         raise UnknownRunError(run_id)

@@ -24,9 +24,9 @@ from hybridagi_steps.messages.fences import inert_json
 from hybridagi_steps.optimize.exclusion import (
     Exclusions,
     Fence,
+    Learnable,
     Ties,
-    exclusions,
-    narrowed,
+    learnable,
     of_served_user,
 )
 from hybridagi_steps.recording.call_steps import CHOSEN_FIELD
@@ -113,9 +113,9 @@ def steps_to_demos(
         raise InvalidSettingError(f"steps_to_demos takes a dspy.Module, not {program!r:.80}.")
     most = _EVERYTHING if per_predictor is None else per_predictor
     limit = whole_number("per_predictor", most, 1)
-    found = Demos()
+    usable, found = learnable(memory, where, exclude, min_score), Demos()
     for name, predict in program.named_predictors():
-        steps = steps_of(memory, predictor_name(program, name), predict, where, min_score, exclude)
+        steps = steps_of(usable, predictor_name(program, name), predict)
         found[name] = collapsed(demos_of(steps, predict.signature, memory, found.left_out), limit)
     return found
 
@@ -145,36 +145,21 @@ def defaults_of(program: dspy.Module) -> dict[str, Any]:
     return found | {each.name: each.default for each in taken if each.default is not each.empty}
 
 
-def steps_of(
-    memory: StepMemory,
-    predictor: str,
-    predict: Any,
-    where: Where,
-    min_score: float | None,
-    exclude: Exclusions,
-) -> Iterator[AgentStep]:
+def steps_of(usable: Learnable, predictor: str, predict: Any) -> Iterator[AgentStep]:
     """Yield the steps of a predictor, the newest first; of none, those of its signature."""
     asked = {"predictors": [predictor]}, {"signatures": [signature_key(predict.signature)]}
     for each in asked:
-        steps = newest(memory, where, min_score, exclude, **each)
+        steps = newest(usable, **each)
         if (first := next(steps, None)) is not None:
             yield first
             yield from steps
             return
 
 
-def newest(
-    memory: StepMemory,
-    where: Where,
-    min_score: float | None,
-    exclude: Exclusions,
-    **keys: object,
-) -> Iterator[AgentStep]:
+def newest(usable: Learnable, **keys: object) -> Iterator[AgentStep]:
     """Yield the steps that may be learned from, the newest first."""
-    excluded = exclusions(exclude)
-    asked = narrowed(where, excluded).and_(StepFilter(min_score=min_score, **keys))
-    asked = of_served_user(memory, asked)
-    examples = frozenset[str]().union(*(each.examples for each in excluded))
+    memory, where, examples = usable
+    asked = of_served_user(memory, where.and_(StepFilter(**keys)))
     fence = Fence(memory, None) if examples else None
     offset, limit = 0, _FIRST_PAGE
     while asked is not None:

@@ -24,7 +24,7 @@ from hybridagi_steps.optimize.demos import (
     unwrapped,
     with_provenance,
 )
-from hybridagi_steps.optimize.exclusion import Exclusions
+from hybridagi_steps.optimize.exclusion import Exclusions, Learnable, learnable
 from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
@@ -73,7 +73,8 @@ def steps_to_examples(
         raise InvalidSettingError(f"outputs is a list of names, such as [{outputs!r}].")
     most = _EVERYTHING if limit is None else whole_number("limit", limit, 1)
     left_out = LeftOut()
-    runs = ended_runs(memory, name, outputs, left_out, where, min_score, exclude)
+    usable = learnable(memory, where, exclude, min_score)
+    runs = ended_runs(usable, name, outputs, left_out)
     found = Examples(collapsed(runs, most), left_out)
     if not found and not left_out:
         with unnoted():
@@ -146,25 +147,12 @@ def class_of(program: object) -> str:
 
 
 def ended_runs(
-    memory: StepMemory,
-    program: str,
-    outputs: Sequence[str] | None,
-    left_out: LeftOut,
-    where: Where,
-    min_score: float | None,
-    exclude: Exclusions,
+    usable: Learnable, program: str, outputs: Sequence[str] | None, left_out: LeftOut
 ) -> Iterator[dspy.Example]:
     """Yield a program's runs as examples, the newest first; count those that are none."""
-    ends = newest(
-        memory,
-        where,
-        min_score,
-        exclude,
-        program=program,
-        step_types=[AgentStepType.ProgramEnd],
-    )
+    ends = newest(usable, program=program, step_types=[AgentStepType.ProgramEnd])
     while page := list(islice(ends, _AT_ONCE)):
-        calls = memory.get_steps(sorted({str(end.program_id) for end in page}))
+        calls = usable.memory.get_steps(sorted({str(end.program_id) for end in page}))
         by_id = {id_text(call.id): call for call in calls}
         for end in page:
             try:

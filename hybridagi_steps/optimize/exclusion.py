@@ -104,6 +104,29 @@ def narrowed(where: Where, excluded: Sequence[Exclusion]) -> StepFilter:
     return found
 
 
+def examples_of(excluded: Iterable[Exclusion]) -> frozenset[str]:
+    """Return the examples the runs on which are excluded."""
+    return frozenset(name for each in excluded for name in each.examples)
+
+
+class Learnable(NamedTuple):
+    """Which steps of a memory may be learned from."""
+
+    memory: StepMemory
+    where: StepFilter
+    examples: frozenset[str]
+    """Those of runs on these, and of what descends from them, may not."""
+
+
+def learnable(
+    memory: StepMemory, where: Where, exclude: Exclusions, min_score: float | None
+) -> Learnable:
+    """Return what may be learned from: what passes a filter and has a score, less the excluded."""
+    excluded = exclusions(exclude)
+    scored = Exclusion(StepFilter(min_score=min_score))
+    return Learnable(memory, narrowed(where, (*excluded, scored)), examples_of(excluded))
+
+
 def of_served_user(memory: StepMemory, asked: StepFilter | None) -> StepFilter | None:
     """Keep to the user that the run around this names, unless the filter says whose.
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import orjson
-
 from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert
@@ -21,7 +19,7 @@ from hybridagi_steps.optimize.patterns import call_text, called, find_loops
 from hybridagi_steps.optimize.stored_runs import check_memory, run_in_order, steps_given
 from hybridagi_steps.recording.trajectories import run_of_open_memory
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.json_reading import as_object
+from hybridagi_steps.records.json_reading import as_object, json_or_text
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.validation import Steps, whole_number
 
@@ -89,7 +87,7 @@ def trouble_of(step: AgentStep) -> str | None:
     if step.status == "error" or error:
         return cut(error or step.result or "error", _LONG)
     result: Any = step.result
-    if told := _object(result):
+    if told := as_object(json_or_text(result)):
         return cut(said, _LONG) if (said := told.get("error")) else None
     return cut(result, _LONG) if isinstance(result, str) and _ERROR_TEXT.match(result) else None
 
@@ -143,13 +141,3 @@ def _within(lines: Sequence[str], max_chars: int) -> str:
             break
         kept.append(line)
     return "\n".join([*kept, _CAUTION])
-
-
-def _object(result: object) -> dict[str, Any]:
-    """Return a result that is a JSON object, or the text of one; else nothing."""
-    if isinstance(result, str) and result.lstrip().startswith("{"):
-        try:
-            return as_object(orjson.loads(result))
-        except orjson.JSONDecodeError:
-            return {}
-    return as_object(result)

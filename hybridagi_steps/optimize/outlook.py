@@ -23,6 +23,7 @@ from hybridagi_steps.optimize.exclusion import (
     Exclusions,
     Fence,
     Ties,
+    examples_of,
     exclusions,
     narrowed,
     of_served_user,
@@ -167,7 +168,7 @@ def step_outlooks(
         past = _Past(
             memory,
             of_served_user(memory, asked.and_(seen)),
-            frozenset[str]().union(*(each.examples for each in excluded)),
+            examples_of(excluded),
         )
         parent = parents.get(id_text(step.parent_id)) if step.parent_id else None
         near = _same_action(past, step, parent, k)

@@ -116,7 +116,7 @@ class Pattern:
         text = str(tree.children[0])
         name = text[1:-1] if tree.data == "quoted" else text
         if tree.data == "word" and name in AgentStepType.__members__:
-            return lambda step: str(getattr(step.step_type, "value", step.step_type)) == name
+            return lambda step: str(step.step_type) == name
         if tree.data == "word" and name in get_args(StepStatus):
             return lambda step: step.status == name
         self.names.add(name)

@@ -26,6 +26,7 @@ from hybridagi_steps.optimize.pattern_text import names_of, read_pattern
 from hybridagi_steps.optimize.stored_runs import GOOD, runs_of, steps_given
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.listings import Lines
+from hybridagi_steps.records.step_identity import names_steps
 from hybridagi_steps.records.step_text import cut
 from hybridagi_steps.validation import Steps, Where, whole_number
 
@@ -218,14 +219,9 @@ def call_names(steps: Sequence[AgentStep]) -> list[str]:
 
 def call_text(step: AgentStep) -> str:
     """Return a call in a line: what was called, and with what."""
-    told = {key: value for key, value in step.arguments.items() if not _names_steps(value)}
+    told = {key: value for key, value in step.arguments.items() if not names_steps(value)}
     said = ", ".join(f"{key}={cut(value, _SHOWN)}" for key, value in told.items())
     return f"{called(step) or step.step_type}({cut(said, 2 * _SHOWN)})"
-
-
-def _names_steps(value: object) -> bool:
-    """Whether an argument only names steps that stand in the run themselves, as a trajectory."""
-    return isinstance(value, dict) and value.keys() == {"steps"}
 
 
 def _loops(steps: list[AgentStep]) -> list[Loop]:

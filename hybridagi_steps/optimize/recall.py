@@ -24,6 +24,7 @@ from hybridagi_steps.optimize.exclusion import (
     Fence,
     Group,
     Ties,
+    examples_of,
     of_served_user,
 )
 from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning, tokens_of
@@ -122,7 +123,7 @@ class Experience:
         return {
             "memory": None if memory is None else [memory.address, memory.namespace],
             "where": self.where.model_dump(mode="json", exclude_none=True),
-            "examples": sorted(name for each in self.exclude for name in each.examples),
+            "examples": sorted(examples_of(self.exclude)),
             "group": group,
             **{name: getattr(self, name) for name in ("k", "prefer", "max_tokens", "warn")},
         }
@@ -325,7 +326,7 @@ class Experience:
 
     def _ties(self, memory: StepMemory, call: OutermostCall) -> Ties | None:
         """Return whose steps this call may not see; None: nobody's may be seen."""
-        named = frozenset[str]().union(*(each.examples for each in self.exclude))
+        named = examples_of(self.exclude)
         if not in_scope():
             return Ties(examples=named)
         if self.group is None:

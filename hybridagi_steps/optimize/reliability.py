@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.outlook import FEWEST, StepOutlook, step_outlooks
 from hybridagi_steps.optimize.stored_runs import GOOD, action_of, runs_of
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.rerankers.logistic import area_under_curve as weighted_area
 from hybridagi_steps.validation import Where, whole_number
 
 if TYPE_CHECKING:
@@ -160,19 +163,21 @@ def reliability(
     shares = tuple(share for share, _ in agreed)
     return Reliability(
         Calibration(shares, tuple(true for _, true in agreed), shares),
-        Calibration(*_columns(judged)),
+        Calibration(
+            tuple(chance for chance, _, _ in judged),
+            tuple(well for _, well, _ in judged),
+            tuple(better for _, _, better in judged),
+        ),
         len({tasks[run] for run in list(runs)[-limit:]}),
     )
 
 
 def area_under_curve(ranked_by: Sequence[float], happened: Sequence[bool]) -> float | None:
     """Return how often what happened ranks above what did not, ties half; None without a pair."""
-    good = [value for value, true in zip(ranked_by, happened, strict=True) if true]
-    bad = [value for value, true in zip(ranked_by, happened, strict=True) if not true]
-    if not good or not bad:
+    if all(happened) or not any(happened):
         return None
-    above = sum((one > two) + (one == two) / 2 for one in good for two in bad)
-    return above / (len(good) * len(bad))
+    labels = np.array(happened, np.float64)
+    return weighted_area(labels, np.array(ranked_by), np.ones(len(labels)))
 
 
 def _task(first: AgentStep, group: Callable[[AgentStep], Hashable] | None) -> Hashable:
@@ -182,13 +187,6 @@ def _task(first: AgentStep, group: Callable[[AgentStep], Hashable] | None) -> Ha
 def _top(each: StepOutlook) -> list[tuple[str, float]]:
     """Return the most common action with its share, where there are enough neighbours."""
     return list(each.agreement.items())[:1] if len(each.neighbours) >= FEWEST else []
-
-
-def _columns(
-    judged: Sequence[tuple[float, bool, float]],
-) -> tuple[tuple[float, ...], tuple[bool, ...], tuple[float, ...]]:
-    predicted = tuple(each[0] for each in judged)
-    return predicted, tuple(each[1] for each in judged), tuple(each[2] for each in judged)
 
 
 def _told(found: Calibration, what: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
-
 from hybridagi_steps.errors import InvalidMemoryError, InvalidStepError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.messages.agent_steps import all_of
 from hybridagi_steps.optimize.exclusion import of_served_user
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -62,16 +60,8 @@ def steps_given(steps: Steps) -> list[AgentStep]:
     """Return one step, several, or those that something holds, as a list."""
     if isinstance(steps, AgentStep):
         return [steps]
-    held: object = getattr(steps, "steps", steps)
-    if isinstance(held, str | bytes | dict) or not isinstance(held, Iterable):
-        raise InvalidStepError(
-            f"AgentSteps are wanted, not {type(steps).__name__}; those of a run are "
-            "memory.run(run_id)."
-        )
-    found = list(cast("Iterable[AgentStep]", held))
-    if odd := [each for each in found if not isinstance(each, AgentStep)]:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
-        raise InvalidStepError(f"AgentSteps are wanted, not {type(odd[0]).__name__}.")
-    return found
+    wanted = "AgentSteps, such as memory.run(run_id),"
+    return all_of(AgentStep, getattr(steps, "steps", steps), wanted, InvalidStepError)
 
 
 def action_of(step: AgentStep) -> str | None:

@@ -46,7 +46,7 @@ from hybridagi_steps.recording.step_shapes import (
 )
 from hybridagi_steps.recording.trials import current_level
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.validation import Where, is_number, whole_number
+from hybridagi_steps.validation import Where, chosen, is_number, whole_number
 
 _Predict: Any = dspy.Predict
 _CALL = "hybridagi_steps_experience"
@@ -189,8 +189,6 @@ class WithExperience(LearnedProgram):
             check_memory(memory)
         if not is_number(prefer) or not math.isfinite(prefer):
             raise InvalidSettingError(f"prefer is a number, such as 0.05, not {prefer!r:.80}.")
-        if on_error not in ("plain", "raise"):
-            raise InvalidSettingError(f'on_error is "plain" or "raise", not {on_error!r:.80}.')
         excluded = exclusions(exclude)
         self.experience = Experience(
             memory,
@@ -201,7 +199,7 @@ class WithExperience(LearnedProgram):
             excluded,
             whole_number("max_tokens", max_tokens, 0),
             warn,
-            on_error,
+            chosen("on_error", on_error, Literal["plain", "raise"]),
             defaults_of(inner),
         )
         super().__init__(_experienced(inner.deepcopy(), self.experience))

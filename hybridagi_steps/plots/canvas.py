@@ -126,11 +126,6 @@ def nothing_to_show(ax: Axes, why: str) -> Axes:
     return ax
 
 
-def type_of(step: AgentStep) -> str:
-    """Return a step's type as text; steps made without validation may hold either."""
-    return str(getattr(step.step_type, "value", step.step_type))
-
-
 def own_steps(memory: StepMemory, where: Where) -> Iterator[AgentStep]:
     """Yield the steps that match; those of trial runs only when `where` names a scope."""
     asked = StepFilter.of(where)

@@ -26,7 +26,6 @@ from hybridagi_steps.plots.canvas import (
     nothing_to_show,
     own_steps,
     short,
-    type_of,
 )
 from hybridagi_steps.records.agent_step import StepStatus
 
@@ -66,7 +65,7 @@ def activity(memory: StepMemory, where: Where = None, ax: Axes | None = None) ->
         InvalidFilterError: An unknown key in `where`.
     """
     axes = axes_for(ax, 9.0, 3.6)
-    made = [(step.created_at.date(), type_of(step)) for step in own_steps(memory, where)]
+    made = [(step.created_at.date(), str(step.step_type)) for step in own_steps(memory, where)]
     if not made:
         return nothing_to_show(axes, "no step matches")
     last = max(day for day, _ in made)

@@ -26,7 +26,6 @@ from hybridagi_steps.plots.canvas import (
     finish,
     nothing_to_show,
     short,
-    type_of,
 )
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 
@@ -106,12 +105,14 @@ def timeline(
 def bars_of(steps: list[AgentStep]) -> list[Bar]:
     """Return one bar per step, programs with their end, each below the program it is in."""
     ends = {
-        step.program_id: step for step in steps if type_of(step) == "ProgramEnd" and step.program_id
+        step.program_id: step
+        for step in steps
+        if step.step_type == "ProgramEnd" and step.program_id
     }
-    calls = {id_text(step.id) for step in steps if type_of(step) == "ProgramCall"}
+    calls = {id_text(step.id) for step in steps if step.step_type == "ProgramCall"}
     inside: dict[str | None, list[tuple[AgentStep, Bar]]] = {}
     for step in steps:
-        if type_of(step) == "ProgramEnd" and step.program_id in calls:
+        if step.step_type == "ProgramEnd" and step.program_id in calls:
             continue
         home = step.program_id if step.program_id in calls else None
         inside.setdefault(home, []).append((step, _bar(step, ends.get(id_text(step.id)))))
@@ -143,7 +144,7 @@ def _in_order(found: list[tuple[AgentStep, Bar]]) -> list[tuple[AgentStep, Bar]]
 
 def _bar(step: AgentStep, end: AgentStep | None) -> Bar:
     made = _milliseconds(step)
-    kind = type_of(step)
+    kind = str(step.step_type)
     title = title_of(vars(step))
     label = short(f"{step.hop}  {title.name or title.about or kind}", _LABEL_LENGTH)
     if kind == "ProgramCall":

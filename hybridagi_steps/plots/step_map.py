@@ -28,7 +28,6 @@ from hybridagi_steps.plots.canvas import (
     groups_of,
     nothing_to_show,
     own_steps,
-    type_of,
 )
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -168,8 +167,6 @@ def _naming(color_by: ColorBy) -> Callable[[AgentStep], str]:
     """Return a function from a step to the name of its group."""
     if callable(color_by):
         return lambda step: str(color_by(step))
-    if color_by == "step_type":
-        return type_of
     if color_by in _FIELDS:
         return lambda step: str(getattr(step, color_by) or _nothing(color_by))
     if color_by.startswith(_METADATA):

@@ -27,7 +27,16 @@ _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
 _UNREADABLE = dspy.Prediction(ranking="")
 
 
-class StepReranker(dspy.Module):
+class GivesSteps(dspy.Module):
+    """A module that answers with a QueryWithSteps: DSPy's annotations promise a Prediction."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
+
+
+class StepReranker(GivesSteps):
     """Reorders what a retriever found: QueryWithSteps in, QueryWithSteps out.
 
     Args:
@@ -43,11 +52,6 @@ class StepReranker(dspy.Module):
         super().__init__()
         self.reranker = checked_reranker(reranker)
         self.k = None if k is None else whole_number("k", k, 1, InvalidQueryError)
-
-    if TYPE_CHECKING:
-        # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the same steps in the reranker's order.
@@ -81,7 +85,7 @@ class RankSteps(dspy.Signature):
     ranking: str = dspy.OutputField(desc="step numbers, most helpful first, such as: 3, 1, 4")
 
 
-class LMStepReranker(dspy.Module):
+class LMStepReranker(GivesSteps):
     """Reorders hits by asking the language model.
 
     It is a `protocols.Reranker` (`rerank`) and a DSPy module (QueryWithSteps in, QueryWithSteps
@@ -111,11 +115,6 @@ class LMStepReranker(dspy.Module):
         self.max_characters = whole_number("max_characters", max_characters, 1, InvalidQueryError)
         self.rank = dspy.ChainOfThought(RankSteps) if reasoning else dspy.Predict(RankSteps)
 
-    if TYPE_CHECKING:
-        # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: object, **kwargs: object) -> QueryWithSteps: ...  # noqa: D102
-
     def forward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Return the steps in the model's order.
 
@@ -123,7 +122,7 @@ class LMStepReranker(dspy.Module):
             InvalidQueryError: Something else than a QueryWithSteps.
         """
         check_found(query)
-        return self._answer(query, self.rerank(_text_of(query), query.hits))
+        return QueryWithSteps.from_hits(query.queries, self.rerank(_text_of(query), query.hits))
 
     async def aforward(self, query: QueryWithSteps) -> QueryWithSteps:
         """Do as `forward` does."""
@@ -135,7 +134,7 @@ class LMStepReranker(dspy.Module):
             except dspy.AdapterParseError:
                 asked = _UNREADABLE
             hits = _reordered(hits, self._places(asked, hits))
-        return self._answer(query, hits[: self.k])
+        return QueryWithSteps.from_hits(query.queries, hits[: self.k])
 
     def rerank(self, query: str, hits: Sequence[StepHit]) -> list[StepHit]:
         """Return the hits in the model's order; a single hit is not worth a call."""
@@ -159,9 +158,6 @@ class LMStepReranker(dspy.Module):
         shown = min(len(hits), self.max_candidates)
         named = [int(text) - 1 for text in _NUMBER.findall(str(asked.ranking or ""))]
         return list(dict.fromkeys(place for place in named if 0 <= place < shown))
-
-    def _answer(self, query: QueryWithSteps, hits: Sequence[StepHit]) -> QueryWithSteps:
-        return QueryWithSteps.from_hits(query.queries, hits)
 
 
 def _text_of(query: QueryWithSteps) -> str:

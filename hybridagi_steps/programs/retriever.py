@@ -17,33 +17,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 import dspy
 
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.errors import InvalidMemoryError, InvalidQueryError
-from hybridagi_steps.programs.reranking import checked_reranker, in_order
+from hybridagi_steps.programs.reranking import GivesSteps, checked_reranker, in_order
 from hybridagi_steps.protocols import Reranker
 from hybridagi_steps.recording_hooks import active_user_id, note_steps, unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_identity import given_answer, recalls
 from hybridagi_steps.records.step_text import own_text
-from hybridagi_steps.validation import is_number, whole_number
+from hybridagi_steps.search.formulas import Aim, Mode
+from hybridagi_steps.validation import Where, chosen, is_number, whole_number
 
 log = logging.getLogger("hybridagi_steps")
 
-Mode = Literal["hybrid", "dense", "lexical"]
-"""Which halves of the search are used."""
-Aim = Literal["next", "episode", "tool"]
-"""What is recalled for."""
 Distance = Literal["cosine", "euclidean"]
 """How far two unit vectors are apart: 1 - cos, in 0..2, or sqrt(2 - 2 cos), in 0..2."""
-Where = StepFilter | Mapping[str, Any] | None
-"""A filter, or its keys."""
 Recallable = str | Query | QueryList | QueryWithSteps | AgentStep | Sequence[str | Query]
 """What a retriever can be asked."""
 
@@ -63,7 +58,7 @@ class SearchableMemory(Protocol):
         ...
 
 
-class StepRetriever(dspy.Module):
+class StepRetriever(GivesSteps):
     """Finds past steps for a query.
 
     Args:
@@ -106,13 +101,6 @@ class StepRetriever(dspy.Module):
         aim: Aim | None = None,
     ) -> None:
         super().__init__()
-        if aim is not None and aim not in get_args(Aim):
-            raise InvalidQueryError(f"unknown aim {aim!r}; known: {', '.join(get_args(Aim))}.")
-        if mode not in get_args(Mode):
-            raise InvalidQueryError(f"unknown mode {mode!r}; known: {', '.join(get_args(Mode))}.")
-        if distance not in get_args(Distance):
-            known = ", ".join(get_args(Distance))
-            raise InvalidQueryError(f"unknown distance {distance!r}; known: {known}.")
         if max_distance is not None and not (is_number(max_distance) and max_distance >= 0):
             raise InvalidQueryError(f"max_distance is 0 or more, not {max_distance!r}.")
         if isinstance(memory, type) or not callable(getattr(memory, "search", None)):
@@ -120,17 +108,12 @@ class StepRetriever(dspy.Module):
         self.memory = memory
         self.k = whole_number("k", k, 1, InvalidQueryError)
         self.where = StepFilter.of(where)
-        self.mode: Mode = mode
-        self.distance: Distance = distance
+        self.mode: Mode = chosen("mode", mode, Mode, InvalidQueryError)
+        self.distance: Distance = chosen("distance", distance, Distance, InvalidQueryError)
         self.max_distance = max_distance
         self.reverse = reverse
-        self.aim: Aim | None = aim
+        self.aim = None if aim is None else chosen("aim", aim, Aim, InvalidQueryError)
         self.reranker = None if reranker is None else checked_reranker(reranker)
-
-    if TYPE_CHECKING:
-        # DSPy's own annotations promise no more than a Prediction.
-        def __call__(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
-        async def acall(self, *args: Any, **kwargs: Any) -> QueryWithSteps: ...  # noqa: D102
 
     def forward(
         self,

@@ -169,7 +169,7 @@ class AgentStep(BaseModel):
         """The step as prompt text, in the template of its type."""
         inputs, outputs = self.inputs or {}, self.outputs or {}
         purpose, program = inputs.get("purpose", ""), inputs.get("program", "")
-        kind = str(getattr(self.step_type, "value", self.step_type))
+        kind = str(self.step_type)
         if kind == "Action":
             prediction = _indented(self.outputs)
             return ACTION_TEMPLATE.format(hop=self.hop, purpose=purpose, prediction=prediction)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from html import escape
 from typing import TypeVar
 
 from hybridagi_steps.records.filters import StepHit
@@ -16,19 +17,23 @@ from hybridagi_steps.records.store_values import RunSummary, SessionSummary
 T = TypeVar("T")
 
 
-class Lines(list[T]):
+class Preformatted:
+    """What a notebook shows as the text that it is."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """Show the text in a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+class Lines(Preformatted, list[T]):
     """Values of any kind, each shown as the line that it is as a text."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "none"
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Show the lines in a notebook."""
-        from html import escape
-
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 class StepHits(list[StepHit]):

@@ -60,7 +60,7 @@ def without_bookkeeping(step: AgentStep) -> AgentStep:
     """Return a step without lists of ids in place of its trajectory; itself where it has none."""
     inputs, outputs = step.inputs or {}, step.outputs or {}
     held = [inputs.get("arguments"), outputs]
-    if not any(_only_ids(fields.get(name)) for fields in _objects(held) for name in BOOKKEEPING):
+    if not any(names_steps(fields.get(name)) for fields in _objects(held) for name in BOOKKEEPING):
         return step
     changed: dict[str, Any] = {"outputs": _without(outputs)}
     if isinstance(inputs.get("arguments"), dict):
@@ -119,8 +119,11 @@ def given_answer(step: AgentStep) -> str | None:
 def asks(call: AgentStep) -> str | None:
     """Return the message that a program was run for in a session; None of any other step."""
     is_call = str(call.step_type) == "ProgramCall" and call.program != CHAT
-    asked = call.arguments if is_call else {}
-    return asked["message"] if asked.keys() == {"message"} and _is_text(asked["message"]) else None
+    match call.arguments if is_call else {}:
+        case {"message": str(asked), **more} if not more:
+            return asked
+        case _:
+            return None
 
 
 def answer_to(question: Hash) -> Hash:
@@ -136,10 +139,6 @@ def answered_hash(asked: AgentStep) -> int:
 def _is_spoken(step: AgentStep) -> bool:
     """Whether a step is an answer in words: no tool, no predictor's inputs."""
     return str(step.step_type) == "Action" and not step.tool and not step.arguments
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _asked(step: AgentStep) -> list[Any]:
@@ -161,12 +160,11 @@ def _objects(values: list[Any]) -> list[Mapping[str, Any]]:
     return [cast("Mapping[str, Any]", value) for value in values if isinstance(value, dict)]
 
 
-def _only_ids(value: object) -> bool:
-    """Whether a trajectory is told by the ids of its steps."""
+def names_steps(value: object) -> bool:
+    """Whether a value only names steps by their ids, as a trajectory does."""
     return isinstance(value, dict) and value.keys() == {"steps"}  # pyright: ignore[reportUnknownMemberType]
 
 
 def _without(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value for key, value in fields.items() if not (key in BOOKKEEPING and _only_ids(value))
-    }
+    listed = {key for key in BOOKKEEPING if names_steps(fields.get(key))}
+    return {key: value for key, value in fields.items() if key not in listed}

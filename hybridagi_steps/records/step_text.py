@@ -106,7 +106,7 @@ def whole_text(step: AgentStep) -> str:
 
 
 def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
-    kind = str(getattr(step.step_type, "value", step.step_type))
+    kind = str(step.step_type)
     inputs, outputs = step.inputs or {}, step.outputs or {}
     if isinstance(speakers := (step.metadata or {}).get(SAID_BY), dict):
         return _dialogue(step, cast("dict[str, Any]", speakers), cut)
@@ -121,19 +121,17 @@ def _text(step: AgentStep, cut: _Cut, values: int | None) -> str:
         options, choice = cut(inputs.get("options", ""), _RESULT), outputs.get("choice")
         asked = f" ({_pairs(step.arguments, cut, given, values)})" if step.arguments else ""
         return f"{purpose} | {options}{asked} -> {cut(choice, _RESULT)}"
-    if kind == "ProgramCall":
-        called = f"{_words(step.program or '')} ({_pairs(step.arguments, cut, _PURPOSE, values)})"
+    if kind == "ProgramEnd" and spoken:
+        return f"{purpose} -> {outcome}"
+    if kind in ("ProgramCall", "ProgramEnd"):
+        told, ends = _words(step.program or ""), kind == "ProgramEnd"
+        if step.arguments or not ends:
+            told += f" ({_pairs(step.arguments, cut, _PURPOSE, values)})"
+        told += f" -> {outcome}" if ends else ""
         # A program's purpose is the same in every call: arguments, where there are any, tell more.
         # Only the whole text has both.
         told_by_arguments = step.arguments and values is not None
-        return called if told_by_arguments or not purpose else f"{purpose} | {called}"
-    if kind == "ProgramEnd" and spoken:
-        return f"{purpose} -> {outcome}"
-    if kind == "ProgramEnd":
-        asked = f" ({_pairs(step.arguments, cut, _PURPOSE, values)})" if step.arguments else ""
-        ended = f"{_words(step.program or '')}{asked} -> {outcome}"
-        told_by_arguments = step.arguments and values is not None
-        return ended if told_by_arguments or not purpose else f"{purpose} | {ended}"
+        return told if told_by_arguments or not purpose else f"{purpose} | {told}"
     return f"{purpose} | {_pairs(step.arguments, cut, given, values)} -> {outcome}"
 
 
@@ -369,6 +367,6 @@ def asks_when(text: str) -> bool:
 
 def _is_chat(step: AgentStep) -> bool:
     """Whether a step without a tool says something: in an imported chat, or as a plain answer."""
-    kind = str(getattr(step.step_type, "value", step.step_type))
+    kind = str(step.step_type)
     plain = kind == "Action" and not step.arguments and isinstance(step.result or "", str)
     return step.program == CHAT or (plain and bool(step.result or step.purpose))

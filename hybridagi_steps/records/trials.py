@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from html import escape
 from typing import Any, Literal, NamedTuple, Protocol
 
 from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.listings import Preformatted
 
 TRIAL = "trial"
 TRIAL_END = "trial_end"
@@ -52,7 +52,7 @@ class TrialRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialSummary:
+class TrialSummary(Preformatted):
     """One candidate of a compilation or evaluation, as its widest evaluation found it."""
 
     compile_id: str
@@ -103,20 +103,14 @@ class TrialSummary:
             lines.append([run.example, run.split, _number(run.score), run.run_id, told])
         return f"{_text([_HEAD, lines[0]])}\n\n{_text([_RUN_HEAD, *lines[1:]])}"
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
-
-class TrialTable(list[TrialSummary]):
+class TrialTable(Preformatted, list[TrialSummary]):
     """Candidates, the best first; prints as a table."""
 
     def __str__(self) -> str:
         return _text([_HEAD, *map(_row_of, self)]) if self else "no trials"
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 class Difference(NamedTuple):
@@ -138,7 +132,7 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialDiff:
+class TrialDiff(Preformatted):
     """Two candidates beside one another; prints as a table."""
 
     a: TrialSummary
@@ -168,9 +162,6 @@ class TrialDiff:
             return f"{title}: no example was tried with both"
         counts = f"{len(self.better)} better, {len(self.worse)} worse with b"
         return f"{title}: {counts}\n{_text([head, *rows])}"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 def summaries(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, cast
 from uuid import UUID
@@ -25,6 +25,7 @@ from hybridagi_steps.records.json_values import first_fault
 from hybridagi_steps.records.provenance import recalled_by
 from hybridagi_steps.records.step_text import whole_text
 from hybridagi_steps.records.store_values import UNREVOKED
+from hybridagi_steps.validation import Where
 
 LONGEST_QUERY = 1_000
 """Characters of what a run asked that are asked again."""
@@ -33,15 +34,11 @@ LONGEST_QUERY = 1_000
 class SearchedMemory(Protocol):
     """What is asked of a memory to learn from it."""
 
-    def search(
-        self, query: Any, k: int = 5, *, where: StepFilter | Mapping[str, Any] | None = None
-    ) -> list[StepHit]:
+    def search(self, query: Any, k: int = 5, *, where: Where = None) -> list[StepHit]:
         """Return up to k hits, best first."""
         ...
 
-    def iter_steps(
-        self, where: StepFilter | Mapping[str, Any] | None = None
-    ) -> Iterator[AgentStep]:
+    def iter_steps(self, where: Where = None) -> Iterator[AgentStep]:
         """Yield every matching step."""
         ...
 
@@ -139,9 +136,7 @@ def _checked(place: str, given: bytes | dict[str, Any]) -> tuple[str, _Label]:
         raise LabelError(f"{place}: {first_fault(error)}.") from error
 
 
-def used(
-    memory: SearchedMemory, where: StepFilter | Mapping[str, Any] | None, good_from: float
-) -> list[Verdicts]:
+def used(memory: SearchedMemory, where: Where, good_from: float) -> list[Verdicts]:
     """Return what runs with a score say of the steps that they recalled.
 
     Args:

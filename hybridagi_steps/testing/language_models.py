@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import cycle, repeat
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import dspy
 from dspy.lm15 import (
@@ -160,13 +160,24 @@ class _Fields:
         }
 
 
-class _Engine:
-    """Answers DSPy's canonical requests from a script."""
+class _OfAScript:
+    """What DSPy asks of an engine, whether it answers at once or asynchronously."""
 
     supports_function_calling = True
     supports_reasoning = False
     supports_response_schema = True
     supported_params = ("temperature", "max_tokens", "tools", "tool_choice", "response_format")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def dump_state(self) -> dict[str, Any]:
+        """Nothing of a script belongs in a saved program."""
+        return {}
+
+
+class _Engine(_OfAScript):
+    """Answers DSPy's canonical requests from a script."""
 
     def __init__(self, script: Script, delay_seconds: float) -> None:
         self.script = script
@@ -175,15 +186,8 @@ class _Engine:
         self._answered = 0
         self._lock = threading.Lock()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Engine:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _Engine, (self.script, self.delay_seconds)
-
-    def dump_state(self) -> dict[str, Any]:
-        """Nothing of a script belongs in a saved program."""
-        return {}
 
     def complete(self, request: Request) -> Response:
         """Answer one request."""
@@ -225,23 +229,11 @@ class _Engine:
         )
 
 
-class _AsyncEngine:
+class _AsyncEngine(_OfAScript):
     """The same script, for async callers."""
-
-    supports_function_calling = _Engine.supports_function_calling
-    supports_reasoning = _Engine.supports_reasoning
-    supports_response_schema = _Engine.supports_response_schema
-    supported_params = _Engine.supported_params
 
     def __init__(self, engine: _Engine) -> None:
         self._engine = engine
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _AsyncEngine:
-        return self
-
-    def dump_state(self) -> dict[str, Any]:
-        """Nothing of a script belongs in a saved program."""
-        return {}
 
     async def complete(self, request: Request) -> Response:
         """Answer one request."""

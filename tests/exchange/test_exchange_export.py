@@ -20,7 +20,7 @@ from hybridagi_steps.cli import main
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
-from hybridagi_steps.exchange.formats.otlp_values import STEP
+from hybridagi_steps.exchange.formats.otlp import STEP
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite import SqliteStepStore

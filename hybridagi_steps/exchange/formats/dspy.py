@@ -50,17 +50,11 @@ _THOUGHT = re.compile(r"thought_(\d{1,6})")
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is an entry of a history, a trace, or a prediction with a trajectory."""
-    match value:
-        case {"trajectory": _}:
-            return True
-        case {"trace": [call, *_]} if _call(call) is not None:
-            return True
-        case [*_] | {"predictor": _} | {"signature": _} if _call(value) is not None:
-            return True
-        case {"messages": _, "outputs": _} | {"prompt": _, "outputs": _}:
-            return len(_HISTORY_KEYS & value.keys()) > 2
-        case _:
-            return False
+    fields = as_object(value)
+    if "trajectory" in fields or _is_trace(fields.get("trace")) or _is_call(value):
+        return True
+    is_entry = "outputs" in fields and ("messages" in fields or "prompt" in fields)
+    return is_entry and len(_HISTORY_KEYS & fields.keys()) > 2
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:

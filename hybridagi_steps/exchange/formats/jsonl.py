@@ -78,14 +78,14 @@ def parse(records: Records) -> Iterator[Entry]:
                 fields = _named(fields, nameless)
             fields, embedder = origin_of(fields)
             step = agent_step(scores.without(record.line, fields))
-        except BadRecordError as error:
+        except (BadRecordError, RecursionError) as error:
             yield refused(record, error)
             continue
         said = None if session_id is None else Said([], session_id)
         yield Parsed(record.line, step, said, embedder)
     if chat:
         yield from _chat_steps(chat)
-    yield from scores.read()
+    yield from scores.told.values()
 
 
 def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
@@ -105,10 +105,7 @@ def _fields(value: object) -> JsonObject:
 
 def _named(fields: JsonObject, nameless: Counter[str]) -> JsonObject:
     """Give a step without an id the one that its content and its place among equals give."""
-    try:
-        key = content_key(fields)
-    except RecursionError as error:
-        raise BadRecordError("nested too deeply") from error
+    key = content_key(fields)
     nameless[key] += 1
     return {**fields, "id": str(stable_id("step", key, str(nameless[key])))}
 

@@ -29,7 +29,6 @@ from hybridagi_steps.exchange.records import (
     Skipped,
     read_each,
     record_steps,
-    refused,
 )
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, Conversation, content_key
 from hybridagi_steps.messages.turns import Message, Turn, openai_turns
@@ -62,17 +61,13 @@ def recognises(value: JsonValue) -> bool:
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
     """Yield the steps of threads, when all their checkpoints were seen."""
     threads: dict[str, _Thread] = {}
-    for record in records:
-        if isinstance(record, Skipped):
-            yield record
-            continue
-        try:
-            checkpoint = _checkpoint(record)
-        except (BadRecordError, RecursionError) as error:
-            yield refused(record, error)
-            continue
-        if checkpoint is not None:
+
+    def take(record: Record) -> list[Parsed]:
+        if (checkpoint := _checkpoint(record)) is not None:
             threads.setdefault(checkpoint.thread, _Thread()).take(checkpoint)
+        return []
+
+    yield from read_each(records, take)
     for thread in threads.values():
         yield from thread.steps()
 

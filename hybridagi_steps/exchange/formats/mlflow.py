@@ -54,12 +54,13 @@ def recognises(value: JsonValue) -> bool:
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
     """Return the steps of traces, one per record, or a table of them."""
-    for record in records:
-        if isinstance(record, Skipped):
-            yield record
-            continue
-        traces = _traces(record.value)
-        yield from read_each([record._replace(value=trace) for trace in traces], _steps)
+    return read_each((each for record in records for each in _one_by_one(record)), _steps)
+
+
+def _one_by_one(record: Record | Skipped) -> list[Record | Skipped]:
+    if isinstance(record, Skipped):
+        return [record]
+    return [record._replace(value=trace) for trace in _traces(record.value)]
 
 
 def _traces(value: object) -> list[JsonObject]:

@@ -4,12 +4,16 @@ A record is one OTLP request as JSON, or a single span, also as the SDK's `to_js
 Spans of one trace may stand in several requests: they are held until the file ends, or until
 `MAX_HELD_SPANS` are held and the oldest trace is written out. Those of an earlier file are read
 again from what is stored of them, so that all find their places. Spans that our own export wrote
-carry the step itself and become it again; all others are read by the names in `otlp_values`,
-old and new.
+carry the step itself and become it again; all others are read by the names of the conventions, old
+and new.
+
+An attribute is a key with a typed value: `{"key": "a", "value": {"intValue": "1"}}`; integers are
+written as strings. A plain object of attributes is read too, as some tools write it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,8 +21,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from hybridagi_steps.exchange.formats import otlp_values as names
-from hybridagi_steps.exchange.formats.otlp_values import attributes_of
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Records, Skipped, refused
 from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, run_id_of, step_id, trace_steps
 from hybridagi_steps.records.agent_step import AgentStep, id_text
@@ -42,6 +44,46 @@ from hybridagi_steps.records.json_reading import (
 MAX_HELD_SPANS = 5_000
 """Spans held while their traces may still grow."""
 
+OPERATION = "gen_ai.operation.name"
+CHAT, EXECUTE_TOOL, INVOKE_AGENT = "chat", "execute_tool", "invoke_agent"
+MODEL_OPERATIONS = {"chat", "text_completion", "generate_content", "completion"}
+PROGRAM_OPERATIONS = {"invoke_agent", "create_agent", "invoke_workflow", "plan"}
+
+CONVERSATION = "gen_ai.conversation.id"
+AGENT_NAMES = ("gen_ai.agent.name", "gen_ai.workflow.name")
+AGENT_NAME = "gen_ai.agent.name"
+TOOL_NAME = "gen_ai.tool.name"
+TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "gen_ai.tool.arguments")
+TOOL_RESULT = ("gen_ai.tool.call.result", "gen_ai.tool.output", "gen_ai.tool.message")
+INPUT_MESSAGES = ("gen_ai.input.messages", "gen_ai.prompt")
+OUTPUT_MESSAGES = ("gen_ai.output.messages", "gen_ai.completion")
+INPUT_EVENTS = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+PROMPT_EVENT, COMPLETION_EVENT = "gen_ai.content.prompt", "gen_ai.content.completion"
+CHOICE_EVENT = "gen_ai.choice"
+
+MODELS = ("gen_ai.response.model", "gen_ai.request.model")
+REQUEST_MODEL = "gen_ai.request.model"
+PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
+INPUT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+TOTAL_TOKENS = ("llm.usage.total_tokens",)
+CACHE_READ_TOKENS = ("gen_ai.usage.cache_read.input_tokens",)
+CACHE_WRITE_TOKENS = ("gen_ai.usage.cache_creation.input_tokens",)
+
+USER_ID = ("user.id", "enduser.id")
+ERROR_TYPE = "error.type"
+
+STEP = "hybridagi_steps.step"
+"""Our own attribute: the whole step as JSON, without its vector and its time."""
+PROGRAM_END = "hybridagi_steps.program_end"
+"""Our own event on a program's span: its ProgramEnd step."""
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 _SDK_CODES = {"ERROR": 2}
 
@@ -139,12 +181,12 @@ def _native_spans(value: object) -> Iterator[tuple[JsonObject, JsonObject]]:
 
 def _own_steps(native: JsonObject, record: Record) -> list[Parsed]:
     """Return the steps that our own export wrote into a span; none when it is a foreign one."""
-    steps = [json_or_text(attributes_of(native).get(names.STEP))]
+    steps = [json_or_text(attributes_of(native).get(STEP))]
     if "step_type" not in as_object(steps[0]):
         return []
     for event in map(as_object, as_list(native.get("events"))):
-        if event.get("name") == names.PROGRAM_END:
-            steps.append(json_or_text(attributes_of(event).get(names.STEP)))
+        if event.get("name") == PROGRAM_END:
+            steps.append(json_or_text(attributes_of(event).get(STEP)))
     return [Parsed(record.line, agent_step(as_object(fields))) for fields in steps]
 
 
@@ -171,12 +213,12 @@ def _span(kept: JsonObject, record: Record) -> tuple[str, Span]:
     if not trace_id or not span_id:
         raise BadRecordError("it has no traceId and spanId")
     attributes = attributes_of(native)
-    operation = attributes.get(names.OPERATION)
+    operation = attributes.get(OPERATION)
     asked, said = asked_and_said(native, attributes)
-    is_model = is_one_of(operation, names.MODEL_OPERATIONS) or (operation is None and bool(asked))
+    is_model = is_one_of(operation, MODEL_OPERATIONS) or (operation is None and bool(asked))
     name = str(native.get("name") or operation or "unnamed")
-    is_program = is_one_of(operation, names.PROGRAM_OPERATIONS)
-    agent = _first_text(attributes, *names.AGENT_NAMES) if is_program else None
+    is_program = is_one_of(operation, PROGRAM_OPERATIONS)
+    agent = _first_text(attributes, *AGENT_NAMES) if is_program else None
     return trace_id, Span(
         id=span_id,
         parent=_id(native, "parentSpanId", "parent_span_id") or None,
@@ -186,14 +228,14 @@ def _span(kept: JsonObject, record: Record) -> tuple[str, Span]:
         start=first_number(native, "startTimeUnixNano", "start_time_unix_nano"),
         end=first_number(native, "endTimeUnixNano", "end_time_unix_nano"),
         is_program=is_program,
-        tool=None if is_model else _first_text(attributes, names.TOOL_NAME) or name,
+        tool=None if is_model else _first_text(attributes, TOOL_NAME) or name,
         purpose=last_user_text(asked),
-        arguments=_arguments(attributes, is_model=is_model),
+        arguments={} if is_model else as_arguments(_first(attributes, TOOL_ARGUMENTS)),
         outputs=_outputs(attributes, said),
         error=_error(native, attributes),
         metrics=_metrics(attributes),
-        session_id=as_text(attributes.get(names.CONVERSATION)),
-        user_id=_first_text(attributes, *names.USER_ID),
+        session_id=as_text(attributes.get(CONVERSATION)),
+        user_id=_first_text(attributes, *USER_ID),
     )
 
 
@@ -203,15 +245,13 @@ def _first_text(attributes: JsonObject, *keys: str) -> str | None:
     return next((text for text in found if isinstance(text, str) and text), None)
 
 
-def _arguments(attributes: JsonObject, *, is_model: bool) -> JsonObject:
-    if is_model:
-        return {}
-    given = next((attributes[key] for key in names.TOOL_ARGUMENTS if key in attributes), None)
-    return as_arguments(given)
+def _first(attributes: JsonObject, keys: Sequence[str]) -> Any:
+    """Return what stands under the first of these names that is there."""
+    return next((attributes[key] for key in keys if key in attributes), None)
 
 
 def _outputs(attributes: JsonObject, said: Sequence[Any]) -> JsonObject | None:
-    for key in names.TOOL_RESULT:
+    for key in TOOL_RESULT:
         if key in attributes:
             return {"result": json_or_text(attributes[key])}
     if not said:
@@ -236,7 +276,7 @@ def _error(native: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
     status = as_object(native.get("status"))
     if status.get("code") not in _ERROR_CODES:
         return None
-    kind = attributes.get(names.ERROR_TYPE)
+    kind = attributes.get(ERROR_TYPE)
     message = str(status.get("message") or status.get("description") or "")
     for event in as_list(native.get("events")):
         said = attributes_of(as_object(event))
@@ -246,19 +286,19 @@ def _error(native: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
 
 
 def _metrics(attributes: JsonObject) -> JsonObject:
-    asked = first_number(attributes, *names.INPUT_TOKENS)
-    said = first_number(attributes, *names.OUTPUT_TOKENS)
-    total = first_number(attributes, *names.TOTAL_TOKENS)
+    asked = first_number(attributes, *INPUT_TOKENS)
+    said = first_number(attributes, *OUTPUT_TOKENS)
+    total = first_number(attributes, *TOTAL_TOKENS)
     if total is None and asked is not None and said is not None:
         total = asked + said
     return known_fields(
         input_tokens=asked,
         output_tokens=said,
         total_tokens=total,
-        cache_read_tokens=first_number(attributes, *names.CACHE_READ_TOKENS),
-        cache_write_tokens=first_number(attributes, *names.CACHE_WRITE_TOKENS),
-        model_name=_first_text(attributes, *names.MODELS),
-        provider=_first_text(attributes, *names.PROVIDERS),
+        cache_read_tokens=first_number(attributes, *CACHE_READ_TOKENS),
+        cache_write_tokens=first_number(attributes, *CACHE_WRITE_TOKENS),
+        model_name=_first_text(attributes, *MODELS),
+        provider=_first_text(attributes, *PROVIDERS),
     )
 
 
@@ -275,19 +315,12 @@ Messages = list[JsonObject]
 
 def asked_and_said(native: JsonObject, attributes: JsonObject) -> tuple[Messages, Messages]:
     """Return the messages that went in, and those that came out."""
-    asked = _stated(attributes, names.INPUT_MESSAGES, "user")
-    said = _stated(attributes, names.OUTPUT_MESSAGES, "assistant")
+    asked = _messages(_first(attributes, INPUT_MESSAGES), "user")
+    said = _messages(_first(attributes, OUTPUT_MESSAGES), "assistant")
     from_events = _event_messages(native)
     asked = asked or from_events[0] or _flattened(attributes, "gen_ai.prompt.")
     said = said or from_events[1] or _flattened(attributes, "gen_ai.completion.")
     return asked, said
-
-
-def _stated(attributes: JsonObject, keys: tuple[str, ...], role: str) -> Messages:
-    for key in keys:
-        if key in attributes:
-            return _messages(attributes[key], role)
-    return []
 
 
 def _messages(given: object, role: str) -> Messages:
@@ -306,13 +339,13 @@ def _event_messages(native: JsonObject) -> tuple[Messages, Messages]:
     for item in as_list(native.get("events")):
         event = as_object(item)
         name, fields = str(event.get("name")), attributes_of(event)
-        if name == names.PROMPT_EVENT:
+        if name == PROMPT_EVENT:
             asked += _messages(fields.get("gen_ai.prompt"), "user")
-        elif name == names.COMPLETION_EVENT:
+        elif name == COMPLETION_EVENT:
             said += _messages(fields.get("gen_ai.completion"), "assistant")
-        elif name in names.INPUT_EVENTS:
-            asked.append({"role": names.INPUT_EVENTS[name], "content": fields.get("content")})
-        elif name == names.CHOICE_EVENT:
+        elif name in INPUT_EVENTS:
+            asked.append({"role": INPUT_EVENTS[name], "content": fields.get("content")})
+        elif name == CHOICE_EVENT:
             message = as_object(json_or_text(fields.get("message")))
             said.append(message or {"role": "assistant", "content": fields.get("content")})
     return asked, said
@@ -325,3 +358,32 @@ def _flattened(attributes: JsonObject, prefix: str) -> Messages:
         if key.startswith(prefix) and number.isdecimal() and len(number) < 6 and field:
             found.setdefault(int(number), {})[field] = value
     return [found[number] for number in sorted(found)]
+
+
+def attributes_of(native: JsonObject) -> JsonObject:
+    """Return the attributes of a span, event or resource as plain values."""
+    given: object = native.get("attributes")
+    return as_object(given) or _pairs(given)
+
+
+def _pairs(given: object) -> JsonObject:
+    pairs = [as_object(pair) for pair in as_list(given)]
+    return {str(pair.get("key")): _plain(pair.get("value")) for pair in pairs}
+
+
+def _plain(value: JsonValue) -> Any:
+    match value:
+        case {"intValue": str(text)} if _INTEGER.fullmatch(text):
+            return int(text)
+        case {"arrayValue": found}:
+            return [_plain(item) for item in as_list(as_object(found).get("values"))]
+        case {"kvlistValue": found}:
+            return _pairs(as_object(found).get("values"))
+        case {"intValue": found} | {"stringValue": found} | {"boolValue": found}:
+            return found
+        case {"doubleValue": found} | {"bytesValue": found}:
+            return found
+        case dict():
+            return None
+        case _:
+            return value

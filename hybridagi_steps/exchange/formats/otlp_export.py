@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from hybridagi_steps.exchange.formats import otlp_values as names
-from hybridagi_steps.exchange.formats.otlp_values import attribute_list
+from hybridagi_steps.exchange.formats import otlp as names
 from hybridagi_steps.exchange.spans import nanoseconds
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import (
@@ -37,7 +36,7 @@ _HEXADECIMAL = set("0123456789abcdef")
 def request_lines(steps: Sequence[AgentStep]) -> Iterator[bytes]:
     """Yield the steps of one run as OTLP export requests, a line each."""
     spans = list(_spans(steps))
-    resource = {"attributes": attribute_list({"service.name": SERVICE})}
+    resource = {"attributes": _attributes({"service.name": SERVICE})}
     for place in range(0, len(spans), SPANS_PER_REQUEST):
         page = spans[place : place + SPANS_PER_REQUEST]
         scoped = [{"scope": {"name": "hybridagi_steps"}, "spans": page}]
@@ -115,13 +114,13 @@ def _span(step: AgentStep, end: AgentStep | None) -> JsonObject:
         "kind": kind,
         "startTimeUnixNano": str(start),
         "endTimeUnixNano": str(finish),
-        "attributes": attribute_list(attributes),
+        "attributes": _attributes(attributes),
         "status": {"code": _OK} if last.status == "ok" else {},
     }
     if last.status == "error":
         span["status"] = {"code": _ERROR, "message": str(error.get("message", ""))}
     if end is not None:
-        whole = attribute_list({names.STEP: end.model_dump_json(exclude={"vector"})})
+        whole = _attributes({names.STEP: end.model_dump_json(exclude={"vector"})})
         event = {"timeUnixNano": str(finish), "name": names.PROGRAM_END, "attributes": whole}
         span["events"] = [event]
     return span
@@ -176,10 +175,8 @@ def _times(step: AgentStep, end: AgentStep | None) -> tuple[int, int]:
 
 
 def _error_of(step: AgentStep) -> JsonObject:
-    found: object = (step.outputs or {}).get("error")
-    if isinstance(found, dict):
-        return as_object((step.outputs or {}).get("error"))
-    return {"type": "Error", "message": str(found or "")}
+    found: object = (step.outputs or {}).get("error") or ""
+    return as_object(found if isinstance(found, dict) else {"type": "Error", "message": found})
 
 
 def _asked(step: AgentStep) -> str | None:
@@ -211,3 +208,18 @@ def _trace_id(run_id: str) -> str:
 
 def _span_id(step_id: str) -> str:
     return sha256(step_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _attributes(values: JsonObject) -> list[JsonObject]:
+    """Return plain values as OTLP attributes; those that are None are left out."""
+    return [{"key": k, "value": _typed(v)} for k, v in values.items() if v is not None]
+
+
+def _typed(value: object) -> JsonObject:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    return {"stringValue": str(value)}
