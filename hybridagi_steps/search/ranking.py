@@ -357,16 +357,13 @@ class _Answer:
         (answering,) = (last > first).nonzero()
         if not len(answering):
             return given_way
-        # Many may ask the same, and many answer it: what the former have is looked for once.
         starts = np.flatnonzero(changing(wanted))
-        group, asking = starts.searchsorted(first[answering]), np.zeros(len(starts), np.bool_)
+        group = starts.searchsorted(first[answering])
         for _ in range(_QUESTIONS_DEEP):
             best = np.maximum.reduceat(scored.score[order], starts)[group]
-            exact = np.logical_or.reduceat(scored.exact[order], starts)[group]
+            scored.exact[answering] |= np.logical_or.reduceat(scored.exact[order], starts)[group]
             scored.score[answering] = np.maximum(scored.score[answering], best)
-            scored.exact[answering] |= exact
-        asking[group] = True
-        given_way[order[asking.repeat(np.diff(starts, append=len(order)))]] = True
+        given_way[order] = among(wanted, distinct(asked[answering]))
         itself = self.query.itself
         return given_way if itself is None else given_way & (scored.rows != itself)
 
@@ -399,6 +396,5 @@ class _Answer:
 def _by_name(names: Sequence[str], parts: Scores) -> list[dict[str, float]]:
     """Return each row's parts by name, without those that were not looked at."""
     found = [dict(zip(names, values, strict=True)) for values in parts.tolist()]
-    if np.isnan(parts).any():
-        return [{name: v for name, v in each.items() if not isnan(v)} for each in found]
-    return found
+    missing = np.isnan(parts).any()
+    return [{n: v for n, v in one.items() if not isnan(v)} for one in found] if missing else found
