@@ -267,10 +267,7 @@ def _check_shape(step: Step) -> None:
     if step.role not in list(MessageRole):
         roles = ", ".join(MessageRole)
         raise InvalidStepError(f"message {step.id!r}: its role is {step.role!r}, not of {roles}.")
-    wrong = [
-        name for name, kind in _KINDS.items() if not isinstance(getattr(step, name, None), kind)
-    ]
-    if wrong:
+    if wrong := [n for n, kind in _KINDS.items() if not isinstance(getattr(step, n, None), kind)]:
         raise InvalidStepError(
             f"message {step.id!r}: {', '.join(wrong)} is of another type than a Step has; "
             "build it with Step(…)."
@@ -370,8 +367,8 @@ def chosen(
     name: str, value: Choice, choices: object, error: type[StepsError] = InvalidSettingError
 ) -> Choice:
     """Return an argument that is one of the words of a `Literal`."""
-    if value not in get_args(choices):
-        raise error(f"{name} is one of {', '.join(get_args(choices))}, not {value!r:.80}.")
+    if value not in (words := get_args(choices)):
+        raise error(f"{name} is one of {', '.join(words)}, not {value!r:.80}.")
     return value
 
 

@@ -110,15 +110,19 @@ class OlderUnits:
                 self._note(rows[message_id], message_id)
         self._located, self._unlocated = {*shown}, []
 
-    def message_in(self, row: int) -> str | None:
-        """Return the id of the message of this session that stands in a row of the store."""
-        at = bisect_left(self._rows, row)
-        return self._ids[at] if at < len(self._rows) and self._rows[at] == row else None
+    def messages_in(self, rows: Sequence[int]) -> list[str | None]:
+        """Return the id of the message of this session that stands in each row of the store."""
+        if not self._ids:
+            return [None] * len(rows)
+        held, wanted = np.frombuffer(self._rows, np.int64), np.array(rows, np.int64)
+        at = held.searchsorted(wanted).clip(max=len(held) - 1)
+        found = zip(at.tolist(), (held[at] == wanted).tolist(), strict=True)
+        return [self._ids[place] if there else None for place, there in found]
 
     def _note(self, row: int, message_id: str) -> None:
         """Note which message stands in a row."""
-        if self.message_in(row) is None:
-            at = bisect_left(self._rows, row)
+        at = bisect_left(self._rows, row)
+        if at == len(self._rows) or self._rows[at] != row:
             self._rows.insert(at, row)
             self._ids.insert(at, message_id)
 

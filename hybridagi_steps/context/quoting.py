@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
+from functools import lru_cache
 
 from hybridagi_steps.messages.fences import STEP_MARK, inert, opening, sealed
 from hybridagi_steps.messages.recalled_text import recalled_text
@@ -63,7 +64,6 @@ class Recalled:
     """What it costs; 0 as long as it does not fit."""
     whole_tokens: int = 0
     """What it costs uncut."""
-    _head: str = field(default="", repr=False)
 
     @property
     def cut(self) -> bool:
@@ -93,9 +93,7 @@ class Recalled:
 
     def head(self) -> str:
         """Return the mark that begins a group of neighbours: their day, and whence they come."""
-        if not self._head:
-            self._head = opening(f"run {in_utc(self.made):%Y-%m-%d}", origin=self.origin)
-        return self._head
+        return _head(in_utc(self.made).date(), self.origin)
 
 
 @dataclass(slots=True)
@@ -217,6 +215,11 @@ def _fit(step: Recalled, room: int, wanted: Collection[str], count: Count) -> bo
         length = length * 4 // 5
     step.text, step.tokens = had
     return False
+
+
+@lru_cache(maxsize=256)
+def _head(day: date, origin: str | None) -> str:
+    return opening(f"run {day}", origin=origin)
 
 
 def _follows(one: Recalled, other: Recalled) -> bool:

@@ -119,12 +119,12 @@ class Search:
         wanted = k + min(len(self.shown_ids), _OVERFETCH)
         while True:
             rows, others, new = self._ranked(self.memory, query, wanted), 0, list[Candidate]()
-            read = self._read(self.memory, rows, older)
-            for row in rows:
+            said = [each or "" for each in older.messages_in([row.row for row in rows])]
+            units = [*map(older.showing, said)]
+            read = self._read(self.memory, rows, said, units)
+            for row, message_id, unit in zip(rows, said, units, strict=True):
                 found = read.get(row.row)
                 if found is None:
-                    message_id = older.message_in(row.row) or ""
-                    unit = older.showing(message_id)
                     if unit and message_id not in self.shown_ids:
                         why = partial(_why_own, row, line, unit, message_id)
                         new.append(of_unit(unit, why))
@@ -141,15 +141,20 @@ class Search:
         return _repeats_last(new[:k]), more or len(new) > k
 
     def _read(
-        self, memory: StepMemory, rows: Sequence[RankedRow], older: OlderUnits
+        self,
+        memory: StepMemory,
+        rows: Sequence[RankedRow],
+        said: Sequence[str],
+        units: Sequence[Unit | None],
     ) -> dict[int, Found]:
         """Return what stands in rows by row, but for messages that are at hand."""
-        said = {row.row: older.message_in(row.row) or "" for row in rows}
         unknown = [
             row
-            for row in rows
-            if not older.showing(said[row.row]) and said[row.row] not in self.shown_ids
+            for row, message_id, unit in zip(rows, said, units, strict=True)
+            if not unit and message_id not in self.shown_ids
         ]
+        if not unknown:
+            return {}
         return {one.hit.row: one for one in memory.searcher.read(unknown, self.where.session_id)}
 
     def _is_anothers(self, found: Found, line: Sequence[Step]) -> bool:

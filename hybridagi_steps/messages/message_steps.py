@@ -9,9 +9,10 @@ message tells. It reads as an importer of conversations reads the same words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 from hybridagi_steps.messages.agent_steps import CARRIED, IS_ERROR, SHOWN, shown_steps
 from hybridagi_steps.messages.parts import called
@@ -22,31 +23,49 @@ from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Ste
 from hybridagi_steps.records.step_text import CHAT, SAID_BY
 
 _DEFAULTS = defaults_of(AgentStep)
+_Inputs: TypeAlias = "JsonObject | Callable[[], JsonObject]"
+"""Inputs of a step, or what makes them."""
 
 
 @dataclass(slots=True)
 class MessageStep:
-    """One message as a step."""
+    """One message as a step, made when it is first asked for: most only say what others mean."""
 
-    step: AgentStep | None
+    kind: AgentStepType | None = None
     """None of a message that says nothing of its own: empty, erased, a summary, an instruction."""
     asked: int | None = None
     """The place in the line of what it answers."""
     before: int | None = None
     """The place of the message whose unit stands before this one."""
-    shown: list[str] = field(default_factory=list[str])
-    """Ids of the AgentSteps that it shows, those that answer last."""
+    user_id: str | None = None
+    """Whose it is told to be."""
+    _shows: Step | None = None
+    _made: Callable[[], AgentStep] | None = None
+    _step: AgentStep | None = None
+
+    @property
+    def step(self) -> AgentStep | None:
+        """The step; None as `kind` is."""
+        if self._step is None and self._made is not None:
+            self._step = self._made()
+            self._step.user_id = self.user_id
+        return self._step
+
+    @property
+    def shown(self) -> list[str]:
+        """Ids of the AgentSteps that it shows, those that answer last."""
+        return [] if self._shows is None else shown_steps(self._shows)
 
     @property
     def is_question(self) -> bool:
         """Whether a user asks, or says something else that begins a turn."""
-        return self.step is not None and self.step.step_type is AgentStepType.ProgramCall
+        return self.kind is AgentStepType.ProgramCall
 
 
 @dataclass(slots=True)
 class _Call:
     place: int
-    inputs: JsonObject
+    inputs: Callable[[], JsonObject]
 
 
 class _Teller:
@@ -62,7 +81,7 @@ class _Teller:
     def tell(self) -> list[MessageStep]:
         for place, message in enumerate(self._line):
             found = self._of(message, place)
-            if found.step is not None:
+            if found.kind is not None:
                 self._last = place
             self._steps.append(found)
         return self._steps
@@ -70,74 +89,65 @@ class _Teller:
     def _of(self, message: Step, place: int) -> MessageStep:
         text = text_of(message.content)
         if SUMMARY_OF in (message.metadata or {}) or text == ERASED:
-            return MessageStep(None)
+            return MessageStep()
         if message.role is MessageRole.SYSTEM:
-            return MessageStep(None)  # to recall what instructs would be to obey it elsewhere
+            return MessageStep()  # to recall what instructs would be to obey it elsewhere
         if message.role is MessageRole.TOOL:
             return self._result(message, text, place)
         if message.role is MessageRole.ASSISTANT and message.tool_calls:
             return self._calling(message, text, place)
         if not text.strip():
-            return MessageStep(None)
+            return MessageStep()
         if message.role is MessageRole.USER:
             self._question, self._calls = place, {}
-            inputs = {"program": CHAT, "purpose": text, "arguments": {"message": text}}
-            step = self._step(message, AgentStepType.ProgramCall, inputs, None)
-            return MessageStep(step, before=self._last)
+            asked: JsonObject = {"program": CHAT, "purpose": text, "arguments": {"message": text}}
+            made = self._maker(message, AgentStepType.ProgramCall, asked, None)
+            return MessageStep(AgentStepType.ProgramCall, before=self._last, _made=made)
         question = self._question_of(place)
         if message.role is MessageRole.ASSISTANT and question is not None:
             return self._answer(message, text, question)
         inputs: JsonObject = {"purpose": "", "arguments": {}}
-        step = self._step(message, AgentStepType.Action, inputs, {"result": text})
-        return MessageStep(step, before=self._last, shown=shown_steps(message))
+        made = self._maker(message, AgentStepType.Action, inputs, {"result": text})
+        return _action(made, before=self._last, shows=message)
 
     def _answer(self, message: Step, text: str, question: int) -> MessageStep:
         asked = self._line[question]
         # An Action, as an importer makes one of it: that is shown with purpose and result.
         inputs: JsonObject = {"purpose": text_of(asked.content), "arguments": {}}
         outputs: JsonObject = {"result": text}
-        step = self._step(message, AgentStepType.Action, inputs, outputs, asked=_speaker(asked))
+        kind, by = AgentStepType.Action, _speaker(asked)
+        made = self._maker(message, kind, inputs, outputs, asked=by)
         # Its window shows what stands before the question, which it says itself.
         before = self._steps[question].before if self._last == question else self._last
-        return MessageStep(step, question, before, shown_steps(message))
+        return _action(made, question, before, message)
 
     def _calling(self, message: Step, text: str, place: int) -> MessageStep:
         purpose = text or self._asked(place)
         calls = [as_object(call) for call in message.tool_calls or []]
-        named = [
-            {"purpose": purpose, "tool": tool, "arguments": arguments}
-            for tool, arguments in map(called, calls)
-        ]
-        for call, inputs in zip(calls, named, strict=True):
-            self._calls[as_text(call.get("id")) or ""] = _Call(place, inputs)
-        inputs: JsonObject = named[0]
-        if len(named) > 1:
-            inputs = {
-                "purpose": purpose,
-                "arguments": {f"{n} {i['tool']}": i["arguments"] for n, i in enumerate(named, 1)},
-            }
-        return MessageStep(
-            self._step(message, AgentStepType.Action, inputs, None, said=None), before=self._last
-        )
+        for call in calls:
+            self._calls[as_text(call.get("id")) or ""] = _Call(
+                place, partial(_inputs_of, purpose, call)
+            )
+        inputs = partial(_inputs_of, purpose, *calls)
+        made = self._maker(message, AgentStepType.Action, inputs, None, said=None)
+        return _action(made, before=self._last)
 
     def _result(self, message: Step, text: str, place: int) -> MessageStep:
         call = self._calls.pop(message.tool_call_id or "", None)
         if call is not None and self._owners[call.place] != self._owners[place]:
             call = None
-        if call is None:
-            tool = message.name or "unknown"
-            inputs: JsonObject = {"purpose": self._asked(place), "tool": tool, "arguments": {}}
-        else:
+        tool = message.name or "unknown"
+        inputs: _Inputs = {"purpose": self._asked(place), "tool": tool, "arguments": {}}
+        if call is not None:
             inputs = call.inputs
         failed = (message.metadata or {}).get(IS_ERROR) is True
         outputs: JsonObject = {"result": text}
         if failed:
             outputs = {"error": {"type": "ToolError", "message": text}}
-        step = self._step(message, AgentStepType.Action, inputs, outputs, said=None)
-        if failed:
-            step.status = "error"
+        kind, status = AgentStepType.Action, "error" if failed else None
+        made = self._maker(message, kind, inputs, outputs, said=None, status=status)
         before = self._last if call is None else self._steps[call.place].before
-        return MessageStep(step, call and call.place, before, shown_steps(message))
+        return _action(made, call and call.place, before, message)
 
     def _question_of(self, place: int) -> int | None:
         """Return the place of the question before a message, if both are of one owner."""
@@ -149,40 +159,68 @@ class _Teller:
         question = self._question_of(place)
         return "" if question is None else text_of(self._line[question].content)
 
-    def _step(
-        self,
-        message: Step,
-        kind: AgentStepType,
-        inputs: JsonObject,
-        outputs: JsonObject | None,
-        *,
-        asked: str | None = None,
-        said: str | None = "result",
-    ) -> AgentStep:
-        speaker = _speaker(message)
-        notes = {k: v for k, v in (message.metadata or {}).items() if k != CARRIED}
-        if shown := shown_steps(message):
-            notes[SHOWN] = shown
-        if said is not None:
-            parts = {"purpose": speaker} if kind is AgentStepType.ProgramCall else {said: speaker}
-            notes[SAID_BY] = {"purpose": asked, **parts} if asked else parts
-        before = self._last
-        values: dict[str, Any] = {
-            "id": as_id(message.id),
-            "parent_id": None if before is None else as_id(self._line[before].id),
-            "hop": max(message.sequence - 1, 0),
-            "step_type": kind,
-            "inputs": inputs,
-            "outputs": outputs,
-            "metadata": notes,
-            "created_at": message.created_at,
-            "session_id": message.session_id,
-            "run_id": message.run_id,
-            "status": "partial" if notes.get("partial") is True else "ok",
-            "metrics": message.metrics,
-        }
-        ordered = {name: values.get(name, _DEFAULTS.get(name)) for name in AgentStep.model_fields}
-        return unvalidated(AgentStep, ordered, {})
+    def _maker(self, *what: Any, **how: Any) -> Callable[[], AgentStep]:
+        """Return what makes a step of a message, given what `_step_of` takes besides."""
+        before = None if self._last is None else self._line[self._last].id
+        return partial(_step_of, before, *what, **how)
+
+
+def _action(
+    made: Callable[[], AgentStep],
+    asked: int | None = None,
+    before: int | None = None,
+    shows: Step | None = None,
+) -> MessageStep:
+    return MessageStep(AgentStepType.Action, asked, before, _shows=shows, _made=made)
+
+
+def _inputs_of(purpose: str, *calls: JsonObject) -> JsonObject:
+    """Return what some calls of one message ask for, as inputs of a step."""
+    named: list[JsonObject] = [
+        {"purpose": purpose, "tool": tool, "arguments": arguments}
+        for tool, arguments in map(called, calls)
+    ]
+    if len(named) == 1:
+        return named[0]
+    each = {f"{n} {i['tool']}": i["arguments"] for n, i in enumerate(named, 1)}
+    return {"purpose": purpose, "arguments": each}
+
+
+def _step_of(
+    before: str | None,
+    message: Step,
+    kind: AgentStepType,
+    inputs: _Inputs,
+    outputs: JsonObject | None,
+    *,
+    asked: str | None = None,
+    said: str | None = "result",
+    status: str | None = None,
+) -> AgentStep:
+    """Return a message as a step, behind the message of an id."""
+    speaker = _speaker(message)
+    notes = {k: v for k, v in (message.metadata or {}).items() if k != CARRIED}
+    if shown := shown_steps(message):
+        notes[SHOWN] = shown
+    if said is not None:
+        parts = {"purpose": speaker} if kind is AgentStepType.ProgramCall else {said: speaker}
+        notes[SAID_BY] = {"purpose": asked, **parts} if asked else parts
+    values: dict[str, Any] = {
+        "id": as_id(message.id),
+        "parent_id": None if before is None else as_id(before),
+        "hop": max(message.sequence - 1, 0),
+        "step_type": kind,
+        "inputs": inputs() if callable(inputs) else inputs,
+        "outputs": outputs,
+        "metadata": notes,
+        "created_at": message.created_at,
+        "session_id": message.session_id,
+        "run_id": message.run_id,
+        "status": status or ("partial" if notes.get("partial") is True else "ok"),
+        "metrics": message.metrics,
+    }
+    ordered = {name: values.get(name, _DEFAULTS.get(name)) for name in AgentStep.model_fields}
+    return unvalidated(AgentStep, ordered, {})
 
 
 def message_steps(line: Sequence[Step], owners: Sequence[object]) -> list[MessageStep]:
@@ -211,7 +249,7 @@ def around(line: Sequence[MessageStep], place: int) -> dict[str, list[int]]:
     while here is not None:
         parents.append(here)
         here = line[here].before
-    telling = [n for n, one in enumerate(line) if one.step is not None]
+    telling = [n for n, one in enumerate(line) if one.kind is not None]
     asks = [n for n in telling if line[n].is_question]
     first = max((n for n in asks if n <= place), default=0)
     end = min((n for n in asks if n > place), default=len(line))

@@ -31,7 +31,7 @@ from hybridagi_steps.search.formulas import (
     formulas,
     fused_score,
 )
-from hybridagi_steps.search.forward_index import Scores
+from hybridagi_steps.search.forward_index import Scores, changing
 from hybridagi_steps.search.score_parts import (
     ELSEWHERE,
     OWN,
@@ -78,8 +78,7 @@ class SearchQuery:
     """Where the run stands that asks."""
 
 
-@dataclass(frozen=True)
-class RankedRow:
+class RankedRow(NamedTuple):
     """One row of the answer."""
 
     row: int
@@ -358,16 +357,13 @@ class _Answer:
         (answering,) = (last > first).nonzero()
         if not len(answering):
             return given_way
-        score, exact = scored.score.tolist(), scored.exact.tolist()
-        asking = [
-            (answer, order[first[answer] : last[answer]].tolist()) for answer in answering.tolist()
-        ]
+        starts = np.flatnonzero(changing(wanted))
+        group = starts.searchsorted(first[answering])
         for _ in range(_QUESTIONS_DEEP):
-            for answer, questions in asking:
-                score[answer] = max(score[answer], *map(score.__getitem__, questions))
-                exact[answer] = exact[answer] or any(map(exact.__getitem__, questions))
-        given_way[[question for _, questions in asking for question in questions]] = True
-        scored.score[:], scored.exact[:] = score, exact
+            best = np.maximum.reduceat(scored.score[order], starts)[group]
+            scored.exact[answering] |= np.logical_or.reduceat(scored.exact[order], starts)[group]
+            scored.score[answering] = np.maximum(scored.score[answering], best)
+        given_way[order] = among(wanted, distinct(asked[answering]))
         itself = self.query.itself
         return given_way if itself is None else given_way & (scored.rows != itself)
 
@@ -391,10 +387,14 @@ class _Answer:
             self.values.held(rows, [*query_words]),
             scored.exact[chosen].tolist(),
             scored.spread[chosen].tolist(),
-            [
-                {name: v for name, v in zip(scored.parts, values, strict=True) if not isnan(v)}
-                for values in parts.tolist()
-            ],
+            _by_name([*scored.parts], parts),
             [self.of_turns if turn else self.of_steps for turn in turns],
         )
-        return [RankedRow(*values) for values in zip(*columns, strict=True)]
+        return [*map(RankedRow._make, zip(*columns, strict=True))]
+
+
+def _by_name(names: Sequence[str], parts: Scores) -> list[dict[str, float]]:
+    """Return each row's parts by name, without those that were not looked at."""
+    found = [dict(zip(names, values, strict=True)) for values in parts.tolist()]
+    missing = np.isnan(parts).any()
+    return [{n: v for n, v in one.items() if not isnan(v)} for one in found] if missing else found

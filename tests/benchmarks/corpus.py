@@ -8,6 +8,7 @@ life. A step's inputs and outputs are one KB of JSON. Quality is never measured 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -31,6 +32,8 @@ MESSAGE_BYTES = 266
 """Size of what a message of a made-up conversation says."""
 MESSAGES_PER_CHAT = 20
 
+_NUMBER_OR_NAME = re.compile(r"[0-9]{1,8}|\b[A-Z][a-z]{3,}\b")
+_OTHER_NUMBERS, _OTHER_NAMES = 0.7, 0.15
 _PHRASE_WORDS = 5
 _LONGEST_WORD = 24
 _CHARACTERS_READ = 2_000
@@ -86,10 +89,22 @@ def made_conversations(messages: int) -> Iterator[dict[str, Any]]:
 
 
 def spoken(count: int) -> list[str]:
-    """Return texts of the shipped runs, each with its number: nobody says one thing 900 times."""
+    """Return texts of the shipped runs, varied and numbered: nobody says one thing 900 times.
+
+    Most numbers in them are others each time, and some of the names.
+    """
     steps = to_messages(shipped_steps(), session_id="shipped", carry=False)
     texts = [message.content for message in steps if isinstance(message.content, str)]
-    return [f"{texts[n % len(texts)]} ({n})" for n in range(count)]
+    chance = random.Random(count)
+
+    def other(found: re.Match[str]) -> str:
+        word = found[0]
+        if chance.random() >= (_OTHER_NUMBERS if word.isdecimal() else _OTHER_NAMES):
+            return word
+        letters = "0123456789" if word.isdecimal() else "abcdefghijklmnoprstuvw"
+        return "".join(chance.choices(letters, k=len(word))).capitalize()
+
+    return [f"{_NUMBER_OR_NAME.sub(other, texts[n % len(texts)])} ({n})" for n in range(count)]
 
 
 def messages_of(session: str, said: Sequence[str]) -> list[Step]:

@@ -10,6 +10,7 @@ import random
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
@@ -35,6 +36,7 @@ RECALL = "the same, with what is recalled"
 BESIDE = "with what is recalled, beside seven sessions"
 IN_TURN = "with what is recalled, eight sessions in turn"
 FIRST = "with what is recalled, the first of a session"
+OPENED = "with what is recalled, the first of a process"
 SESSIONS = 8
 _NEW = 10**7
 """Number of the first step that no file has."""
@@ -172,7 +174,10 @@ def _opened(address: str, query: str) -> None:
 
 
 def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield what building a context takes after `size` messages, of one session and of eight."""
+    """Yield what building a context takes after `size` messages, of one session and of eight.
+
+    Each context asks for something else.
+    """
     said = spoken(SESSIONS * size)
     sessions = [f"session-{number}" for number in range(SESSIONS)]
     with StepMemory(path, embedder="hashing", durability="normal") as memory:
@@ -185,17 +190,25 @@ def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dic
         memory.flush()
         recalling = ContextBuilder(memory)
         recalling.build(session_id=sessions[0])
-        first = [lambda name=name: recalling.build(session_id=name) for name in sessions[1:]]
+        first = [partial(recalling.build, session_id=name) for name in sessions[1:]]
         yield FIRST, _shown(_timed(first, len(first)))
         yield from _in_turn(recalling, sessions, rounds, BESIDE, IN_TURN)
-    said = said[:size]
-    with StepMemory(path.with_name("alone.db"), embedder="hashing", durability="normal") as memory:
+    alone = path.with_name("alone.db")
+    with StepMemory(alone, embedder="hashing", durability="normal") as memory:
         memory.repository().store.commit(sessions[0], messages_of(sessions[0], said[:size]))
-        memory.flush()
-        recalling = ContextBuilder(memory)
-        recalling.build(session_id=sessions[0])
-        build = _calls(lambda: recalling.build(session_id=sessions[0]))
-        yield RECALL, _shown(_timed(build, rounds))
+        memory.search(next(_QUERIES))
+        ContextBuilder(memory).build(session_id=sessions[0])
+    with StepMemory(alone, embedder="hashing", durability="normal") as memory:
+        memory.search(next(_QUERIES))
+        builds = _asking(ContextBuilder(memory), cycle(sessions[:1]))
+        yield OPENED, _shown(_timed(builds, 1))
+        yield RECALL, _shown(_timed(builds, rounds))
+
+
+def _asking(builder: ContextBuilder, sessions: Iterable[str]) -> Iterator[Work]:
+    """Yield builds of contexts, each with another query."""
+    for session, query in zip(sessions, _QUERIES, strict=False):
+        yield partial(builder.build, session_id=session, query=query)
 
 
 def _in_turn(
@@ -203,13 +216,11 @@ def _in_turn(
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield what building takes of a session that was read just before, and of all in turn.
 
-    Both build the same contexts: what they say is no part of the difference.
+    Both build contexts of the same sessions, and none asks what another did.
     """
-    in_turn, again = cycle(sessions), cycle(sessions)
-    rivals = {
-        all_of_them: lambda: builder.build(session_id=next(in_turn)),
-        one: lambda: builder.build(session_id=next(again)),
-    }
+    in_turn = _asking(builder, cycle(sessions))
+    again = _asking(builder, cycle(sessions))
+    rivals = {all_of_them: lambda: next(in_turn)(), one: lambda: next(again)()}
     for what, samples in interleaved(rivals, min(rounds, 3 * SESSIONS)).items():
         yield what, _shown(samples)
 

@@ -23,6 +23,7 @@ from tests.benchmarks.scaling_process import (
     FIRST_BY,
     IN_TURN,
     ONCE,
+    OPENED,
     OVER_AND_OVER,
     RECALL,
     SEARCH,
@@ -45,7 +46,7 @@ def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixtur
     chat = result["imported"]["6"]
     assert chat["times"] > chat["times_beside"] > 1
     assert chat["parts"]["table message"] > 0 < chat["nothing"]
-    contexts = {CONTEXT, EIGHT, FIRST, BESIDE, IN_TURN, RECALL}
+    contexts = {CONTEXT, EIGHT, FIRST, OPENED, BESIDE, IN_TURN, RECALL}
     assert result["messages"]["2"].keys() == {*contexts, TURN}
     assert result["turns"]["2"].keys() == {OURS}
     words = result["words"]["40"]

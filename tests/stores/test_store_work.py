@@ -18,7 +18,8 @@ from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
-from hybridagi_steps.stores.sql import lineage, message_filter
+from hybridagi_steps.stores.body import decode_message
+from hybridagi_steps.stores.sql import lineage, message_filter, message_units
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.database import Reader
 from hybridagi_steps.testing.conformance.samples import message, said, save_pending, step
@@ -225,6 +226,32 @@ def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory
         memory.repository().store.commit("long", long)
         memory.flush()
         yield memory
+
+
+def test_a_long_turn_is_read_once_for_all_that_is_found_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = said(3)
+    for n in range(150):
+        call = {"id": f"c{n}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        line += [
+            message(None, "assistant", tool_calls=[call]),
+            message(f"found {n}", "tool", tool_call_id=f"c{n}", id=f"found{n}"),
+        ]
+    decoded = list[object]()
+
+    def decoding(*given: Any) -> Step:
+        decoded.append(given)
+        return decode_message(*given)
+
+    monkeypatch.setattr(message_units, "decode_message", decoding)
+    with closing(SqliteStepStore(tmp_path / "steps.db")) as store:
+        store.commit("s", line)
+        rows = [*store.rows_of_messages([f"found{n}" for n in range(0, 150, 10)]).values()]
+        alone = {row: store.read([row])[row] for row in rows}
+        decoded.clear()
+        assert store.read(rows) == alone
+    assert len(decoded) <= len(line)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ that words, embeddings and tombstones of messages stand in the tables of those o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from hybridagi_steps.stores.body import decode_message
 from hybridagi_steps.stores.checksums import damaged
 from hybridagi_steps.stores.sql.lineage import (
     Named,
-    checked_row,
+    checked_rows,
     links,
     reader_of,
     readers_of,
@@ -71,17 +72,47 @@ class MessageUnit(NamedTuple):
     """What the message in a row tells; rows of other messages as `MESSAGE_ROWS` counts them."""
 
     content: MessageStep
-    asked: AgentStep | None
+    asked_for: MessageStep | None
     before_row: int | None
-    before: AgentStep | None
+    before_it: MessageStep | None
 
     @property
     def step(self) -> AgentStep | None:
         """The message as a step."""
         return self.content.step
 
+    @property
+    def asked(self) -> AgentStep | None:
+        """What it answers."""
+        return self.asked_for and self.asked_for.step
 
-NOTHING = MessageUnit(MessageStep(None), None, None, None)
+    @property
+    def before(self) -> AgentStep | None:
+        """What its window shows of the message before."""
+        return self.before_it and self.before_it.step
+
+
+@dataclass(slots=True)
+class _Read:
+    """Messages of one branch that were read with their rows, and those that were asked for."""
+
+    places: list[Place]
+    line: list[tuple[int, Step]]
+
+    @property
+    def end(self) -> int:
+        """The sequence of the last one."""
+        return self.places[-1].sequence
+
+    def leads_to(self, branch_id: int) -> bool:
+        """Whether they are of a branch, and begin with the turn before that of the first."""
+        first = self.places[0]
+        asked = (one.is_user_step() for _, one in self.line if one.sequence <= first.sequence)
+        whole = sum(asked) > 1 or any(one.sequence == 1 for _, one in self.line[:1])
+        return first.branch_id == branch_id and whole
+
+
+NOTHING = MessageUnit(MessageStep(), None, None, None)
 
 
 class MessageUnits(MessageFilter):
@@ -167,16 +198,22 @@ class MessageUnits(MessageFilter):
         session is told.
         """
         units: dict[int, MessageUnit] = {}
-        lines: list[tuple[list[Place], list[tuple[int, Step]]]] = []
+        lines: list[_Read] = []
         for cluster in _clusters(self._places(connection, rows)):
             units |= {place.row: NOTHING for place in cluster}
+            before = lines[-1] if lines and lines[-1].leads_to(cluster[0].branch_id) else None
             with suppress(DamagedFileError):
-                lines.append((cluster, self._from_its_turn(connection, cluster)))
-        owners = self._owners(connection, [pair for _, line in lines for pair in line])
-        for cluster, line in lines:
+                line = self._from_its_turn(connection, cluster, before)
+                if before is not None and line[:1] == before.line[:1]:
+                    before.places, before.line = before.places + cluster, line
+                else:
+                    lines.append(_Read(cluster, line))
+        owners = self._owners(connection, [pair for read in lines for pair in read.line])
+        for read in lines:
             with suppress(DamagedFileError):
-                found = _units_in_line(line, owners)
-                units |= {place.row: found.get(place.sequence, NOTHING) for place in cluster}
+                wanted = {place.sequence: place.row for place in read.places}
+                found = _units_in_line(read.line, owners, wanted)
+                units |= {wanted[sequence]: unit for sequence, unit in found.items()}
         return units
 
     def _whole_messages(self, connection: Connection, rows: Sequence[int]) -> set[int]:
@@ -195,13 +232,20 @@ class MessageUnits(MessageFilter):
         return [place for place in found if list(map(type, place)) == [int, int, int, str]]
 
     def _from_its_turn(
-        self, connection: Connection, cluster: Sequence[Place]
+        self, connection: Connection, cluster: Sequence[Place], before: _Read | None = None
     ) -> list[tuple[int, Step]]:
-        """Return the messages from the turn before the first of these up to the last, with rows."""
+        """Return the messages from the turn before the first of these up to the last, with rows.
+
+        Behind what was read before of that branch where that reaches so far: nothing is read twice.
+        """
         first, back = cluster[0], _LOOK_BACK
-        start = max(1, first.sequence - back)
-        line = self._messages_between(connection, first, start, cluster[-1].sequence)
+        line, end = list[tuple[int, Step]](), cluster[-1].sequence
         while True:
+            start = max(1, first.sequence - back)
+            if before is not None and start <= before.end:
+                line = self._messages_between(connection, first, before.end + 1, end) + line
+                return before.line + line
+            line = self._messages_between(connection, first, start, end) + line
             asked = [
                 n
                 for n, (_, message) in enumerate(line)
@@ -212,20 +256,19 @@ class MessageUnits(MessageFilter):
             if start == 1 or back > _FARTHEST:
                 return line
             end, back = start - 1, back * 4
-            start = max(1, first.sequence - back)
-            line = self._messages_between(connection, first, start, end) + line
 
     def _messages_between(
         self, connection: Connection, place: Place, start: int, end: int
     ) -> list[tuple[int, Step]]:
         line: list[tuple[int, Step]] = []
         for link in links(connection, place.branch_id, start, end):
-            first = max(link.first, start)
-            found = connection.execute(_LINE, (link.branch_id, first, link.last))
-            for expected, (row, *values) in enumerate(found, first):
-                one = checked_row(link.branch_id, expected, *values)
-                message = decode_message(one.written, one.id, place.session_id, one.sequence)
-                line.append((int(row), message))
+            asked = link._replace(first=max(link.first, start))
+            found = connection.execute(_LINE, asked).fetchall()
+            checked = checked_rows(asked, [values for _, *values in found])
+            line += [
+                (int(row), decode_message(one.written, one.id, place.session_id, one.sequence))
+                for (row, *_), one in zip(found, checked, strict=True)
+            ]
         return line
 
     def _owners(
@@ -252,7 +295,7 @@ class MessageUnits(MessageFilter):
 
         Of several it is the end of the program, else the last.
         """
-        asked = [one for one in shown if one.step is not None and one.shown]
+        asked = [one for one in shown if one.kind is not None and one.shown]
         rows = self._rows_of(connection, [step_id for one in asked for step_id in one.shown])
         steps = self._read(connection, sorted({*rows.values()}))
         found: dict[int, tuple[int, AgentStep]] = {}
@@ -273,16 +316,18 @@ class MessageUnits(MessageFilter):
 
 
 def _units_in_line(
-    line: Sequence[tuple[int, Step]], owners: Mapping[int, Owner]
+    line: Sequence[tuple[int, Step]], owners: Mapping[int, Owner], wanted: Container[int]
 ) -> dict[int, MessageUnit]:
-    """Return by sequence what messages of one branch tell, given with their rows."""
+    """Return by sequence what some messages of one branch tell, given with their rows."""
     steps = _steps_in_line(line, owners)
 
-    def step_at(place: int | None) -> AgentStep | None:
-        return None if place is None else steps[place].step
+    def step_at(place: int | None) -> MessageStep | None:
+        return None if place is None else steps[place]
 
     found: dict[int, MessageUnit] = {}
     for one, (own, message) in zip(steps, line, strict=True):
+        if message.sequence not in wanted:
+            continue
         row = None if one.before is None else line[one.before][0]
         if row is not None and owners[row] != owners[own]:
             row = None  # what another user said is not for this one's window
@@ -300,9 +345,8 @@ def _steps_in_line(
         raise damaged("the place of a message")
     steps = message_steps([message for _, message in line], [owners[row] for row, _ in line])
     for one, (row, _) in zip(steps, line, strict=True):
-        if one.step is not None:
-            whose = owners[row]
-            one.step.user_id = SEVERAL_USERS if isinstance(whose, Set) else whose
+        whose = owners[row]
+        one.user_id = SEVERAL_USERS if isinstance(whose, Set) else whose
     return steps
 
 
