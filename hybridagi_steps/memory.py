@@ -433,7 +433,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         Args:
             progress: Called with (done, total) as batches finish.
         """
-        self._binding.bound()
+        self._binding.bind()
         done = total = self._appended = 0
         if progress is not None:
             pending = self._open_store.stats()

@@ -28,7 +28,13 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 from hybridagi_steps.search.bm25 import LexicalIndex
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
+from hybridagi_steps.search.index_cache import (
+    CacheFile,
+    CacheHeader,
+    DamagedCacheError,
+    load_cache,
+    save_cache,
+)
 from hybridagi_steps.search.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.vector_index import FaissIndex
@@ -48,6 +54,11 @@ _Result = TypeVar("_Result")
 log = logging.getLogger("hybridagi_steps")
 
 
+def _is_much(fresh: int, held: int) -> bool:
+    """Tell whether so much is new that a cache of so many steps is worth writing anew."""
+    return fresh > _STALE_SHARE * held
+
+
 class Shard:
     """One body of steps: their words and their vectors."""
 
@@ -64,6 +75,7 @@ class StepIndex:
         """Follow `store`; `cache` is the file to start from and to save to."""
         self._store, self._store_id, self._cache = store, store_id, cache
         self._filter_file = FilterFile(store, store_id, cache)
+        self._header = cache and CacheHeader(cache)
         self._apart = isinstance(store, CachedApart)
         self._model: tuple[str, int] = ("", 0)
         self._distrusted = False
@@ -115,9 +127,7 @@ class StepIndex:
             model_id: The embedder of the store; another than before starts from nothing.
             dimension: Length of its vectors.
         """
-        if (model_id, dimension) != self._model:
-            self._model = (model_id, dimension)
-            self._reset()
+        self._expect(model_id, dimension)
         if not self.in_use:
             self._load()
         target, whole = self._store.frontier().position, False
@@ -133,6 +143,11 @@ class StepIndex:
             whole = max(len(changes.texts), len(changes.vectors)) < PAGE or (
                 self.position.epoch == target.epoch and self._reached(target)
             )
+
+    def _expect(self, model_id: str, dimension: int) -> None:
+        if (model_id, dimension) != self._model:
+            self._model = (model_id, dimension)
+            self._reset()
 
     def _erase_what_went(self, now: Position) -> None:
         """Erase a cache that others could not reach who removed what it holds."""
@@ -156,18 +171,36 @@ class StepIndex:
             self._reset()
             return work()
 
-    def worth_following(self) -> bool:
+    def worth_following(self, model_id: str, dimension: int) -> bool:
         """Return whether `worth_saving` may say so once this has followed the store.
 
         Else that is left to the next search: for a step at a time it costs as much as indexing it.
+        Where nothing is held yet, the header of the cache says what the file has.
+
+        Args:
+            model_id: As of `follow`.
+            dimension: As of `follow`.
         """
         if self._cache is None:
             return False
-        now, known = self._store.frontier().position, self.position
-        gone = (now.epoch, now.tombstone) != (known.epoch, known.tombstone)
-        if gone or not self.in_use or self.filters_worth_saving():
+        self._expect(model_id, dimension)
+        now = self._store.frontier().position
+        known, held = (self.position, len(self.columns)) if self.in_use else self._in_file(now)
+        if known == _NOTHING:
+            return now.text >= _WORTH_CACHING  # there are no more steps than that
+        gone = now.tombstone - known.tombstone
+        if known.epoch != now.epoch or (gone and self._apart) or self.filters_worth_saving():
             return True
-        return self.worth_saving(now.text - known.text + now.vector - known.vector)
+        fresh = now.text - known.text + now.vector - known.vector + gone
+        return self.worth_saving(fresh) if self.in_use else _is_much(fresh, held)
+
+    def _in_file(self, now: Position) -> tuple[Position, int]:
+        """Return up to where the cache goes, and how many steps it has; nothing if it is no use."""
+        header = self._header and self._header.read(self._identity())
+        position = Position(*header["position"]) if header else _NOTHING
+        if header and position.may_be_past_of(now):
+            return position, int(header["steps"])
+        return _NOTHING, 0
 
     def worth_saving(self, fresh: int = 0) -> bool:
         """Return whether to write the cache: many steps, and much that is, or will be, new to it.
@@ -181,7 +214,7 @@ class StepIndex:
         if self._cache is None or not self.in_use or held + fresh < _WORTH_CACHING:
             return False
         return (
-            self._unsaved + fresh > _STALE_SHARE * held
+            _is_much(self._unsaved + fresh, held)
             or self._codes_made() != self._codes_saved
             or any(shard.vectors.building for shard in self.shards(own_only=False))
         )
