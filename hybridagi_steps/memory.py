@@ -49,7 +49,7 @@ from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import IN_MEMORY, cache_path, lasting_address, shown_address
 from hybridagi_steps.stores.copying import Copying, back_up
-from hybridagi_steps.stores.hygiene import Hygiene
+from hybridagi_steps.stores.hygiene import Hygiene, TracksDeletions
 from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.placement import placed
 from hybridagi_steps.stores.prompts import Prompting
@@ -236,9 +236,10 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         try:
             store.forget_learned()
             erased = erase(store, asked, self.namespace, self.whole_address, by)
-            return erased.but(self._places_left())
+            owed = not isinstance(store, TracksDeletions) or store.compaction_owed()
+            return erased.but(self._places_left()) if owed else erased
         finally:
-            self._forget_cache()
+            self._forget_cache(if_outdated=True)
 
     def revoke(
         self, where: Where, *, reason: str | None = None, dry_run: bool = False
@@ -578,17 +579,18 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         Caches on other machines erase it when they next read the store.
         """
         store = self._open_store
+        self._forget_cache()  # first: who is killed once the store is rewritten leaves none
         try:
             beyond = store.compact()
         except (StorageBusyError, ReadOnlyStorageError):  # the rows are gone: that is to be learned
             beyond = (shown_address(self.whole_address),)
         return [*beyond, *(store.caches_elsewhere() if isinstance(store, CachedApart) else [])]
 
-    def _forget_cache(self) -> None:
+    def _forget_cache(self, *, if_outdated: bool = False) -> None:
         from hybridagi_steps.sessions.lines import forget_history
 
         forget_history(self._open_store)
-        self.searcher.forget_cache()
+        self.searcher.forget_cache(if_outdated=if_outdated)
 
 
 def _step_list(steps: list[AgentStep]) -> AgentStepList:

@@ -352,13 +352,14 @@ class Searcher:
             return False
         return True
 
-    def forget_cache(self) -> None:
-        """Delete the cache file, after something was deleted; closing writes what is left anew."""
+    def forget_cache(self, *, if_outdated: bool = False) -> None:
+        """Delete the cache, or one that may hold what was deleted; closing makes it anew."""
         with self._indexed():
-            try:
-                self._index.read_cache(*self._model())
-            finally:
-                (self._database or self._index).forget_cache()
+            if not if_outdated or self._index.removed_in_files():
+                try:
+                    self._index.read_cache(*self._model())
+                finally:
+                    (self._database or self._index).forget_cache()
 
     def _indexed(self) -> AbstractContextManager[float]:
         """Hold the index; other threads' searches wait."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, StorageError
-from hybridagi_steps.outside_files import erase_cache
+from hybridagi_steps.outside_files import cached_files, erase_cache
 from hybridagi_steps.protocols import CachedApart, IndexedStore
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
@@ -54,9 +54,8 @@ _Result = TypeVar("_Result")
 log = logging.getLogger("hybridagi_steps")
 
 
-def _is_much(fresh: int, held: int) -> bool:
-    """Tell whether so much is new that a cache of so many steps is worth writing anew."""
-    return fresh > _STALE_SHARE * held
+def _removed_since(then: Position, now: Position) -> bool:
+    return (then.epoch, then.tombstone) != (now.epoch, now.tombstone)
 
 
 class Shard:
@@ -150,9 +149,8 @@ class StepIndex:
             self._reset()
 
     def _erase_what_went(self, now: Position) -> None:
-        """Erase a cache that others could not reach who removed what it holds."""
-        then = self.position
-        if (then.epoch, then.tombstone) != (now.epoch, now.tombstone) and self._apart:
+        """Erase a cache out of reach of those who removed what it holds."""
+        if self._apart and _removed_since(self.position, now):
             try:
                 self.forget_cache()
             except StorageError as error:
@@ -175,24 +173,21 @@ class StepIndex:
         """Return whether `worth_saving` may say so once this has followed the store.
 
         Else that is left to the next search: for a step at a time it costs as much as indexing it.
-        Where nothing is held yet, the header of the cache says what the file has.
-
-        Args:
-            model_id: As of `follow`.
-            dimension: As of `follow`.
+        Where nothing is held yet, the header of the cache says what the file has. The embedder is
+        that of `follow`.
         """
         if self._cache is None:
             return False
         self._expect(model_id, dimension)
         now = self._store.frontier().position
         known, held = (self.position, len(self.columns)) if self.in_use else self._in_file(now)
-        if known == _NOTHING:
-            return now.text >= _WORTH_CACHING  # there are no more steps than that
+        if known == _NOTHING:  # there are no more steps than texts
+            return now.text >= _WORTH_CACHING
         gone = now.tombstone - known.tombstone
         if known.epoch != now.epoch or (gone and self._apart) or self.filters_worth_saving():
             return True
         fresh = now.text - known.text + now.vector - known.vector + gone
-        return self.worth_saving(fresh) if self.in_use else _is_much(fresh, held)
+        return self.worth_saving(fresh) if self.in_use else fresh > _STALE_SHARE * held
 
     def _in_file(self, now: Position) -> tuple[Position, int]:
         """Return up to where the cache goes, and how many steps it has; nothing if it is no use."""
@@ -214,7 +209,7 @@ class StepIndex:
         if self._cache is None or not self.in_use or held + fresh < _WORTH_CACHING:
             return False
         return (
-            _is_much(self._unsaved + fresh, held)
+            self._unsaved + fresh > _STALE_SHARE * held
             or self._codes_made() != self._codes_saved
             or any(shard.vectors.building for shard in self.shards(own_only=False))
         )
@@ -239,8 +234,7 @@ class StepIndex:
         Who erased something meanwhile erased the cache too early: then it is erased once more.
         """
         saved = self._written()
-        now, then = self._store.frontier().position, self.position
-        if (then.epoch, then.tombstone) != (now.epoch, now.tombstone):
+        if _removed_since(self.position, self._store.frontier().position):
             self.forget_cache()
         return saved
 
@@ -251,15 +245,11 @@ class StepIndex:
             return False
         arrays = {
             f"{part}/{name}": array
-            for part, held in self._parts().items()
-            for name, array in held.items()
+            for part, parts in self._parts().items()
+            for name, array in parts.items()
         }
-        header = {
-            **self._identity(),
-            "position": list(self.position),
-            "steps": len(self.columns),
-        }
-        saved = save_cache(self._cache, header, arrays)
+        held = {"position": list(self.position), "steps": len(self.columns)}
+        saved = save_cache(self._cache, {**self._identity(), **held}, arrays)
         if saved:
             self._distrusted = False
             self._unsaved, self._codes_saved = 0, self._codes_made()
@@ -272,6 +262,16 @@ class StepIndex:
         """
         if not self.in_use and self._cache is not None and self._cache.exists():
             self.trusted(lambda: self.follow(model_id, dimension))
+
+    def removed_in_files(self) -> bool:
+        """Return whether a cache may hold what was removed from the store since it was written."""
+        now, ours = self._store.frontier().position, {"store": self._store_id}
+        return any(
+            (header := CacheHeader(path).read(ours)) is None
+            or _removed_since(Position(*header["position"]), now)
+            for path in (cached_files(self._cache) if self._cache else ())
+            if path.exists()
+        )
 
     def forget_cache(self) -> None:
         """Delete the cache file: what was deleted from the store must not live on in it."""
