@@ -308,7 +308,7 @@ class Searcher:
         with self._indexed():
             if (there := self._in_database()) is not None:
                 there.follow()
-            elif not self._index.worth_following(*self._model()):
+            elif not self._index.worth_following(self._model):
                 return
         if there is not None:
             there.there.make_graph(there.dimension)  # may take minutes: others search meanwhile

@@ -169,16 +169,17 @@ class StepIndex:
             self._reset()
             return work()
 
-    def worth_following(self, model_id: str, dimension: int) -> bool:
+    def worth_following(self, embedder: Callable[[], tuple[str, int]]) -> bool:
         """Return whether `worth_saving` may say so once this has followed the store.
 
         Else that is left to the next search: for a step at a time it costs as much as indexing it.
-        Where nothing is held yet, the header of the cache says what the file has. The embedder is
-        that of `follow`.
+        Where nothing is held yet, the header of the cache says what the file has. `embedder`
+        returns that of `follow`.
         """
         if self._cache is None:
             return False
-        self._expect(model_id, dimension)
+        if not self.in_use:
+            self._expect(*embedder())
         now = self._store.frontier().position
         known, held = (self.position, len(self.columns)) if self.in_use else self._in_file(now)
         if known == _NOTHING:  # there are no more steps than texts

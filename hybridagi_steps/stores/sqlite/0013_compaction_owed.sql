@@ -16,8 +16,7 @@ END;
 CREATE TRIGGER IF NOT EXISTS owed_for_session AFTER DELETE ON session BEGIN
     UPDATE meta SET value = 1 WHERE key = 'compaction_owed' AND value = 0;
 END;
-CREATE TRIGGER IF NOT EXISTS owed_for_origin AFTER UPDATE OF forked_from, user_id ON session
-WHEN old.forked_from IS NOT new.forked_from OR old.user_id IS NOT new.user_id BEGIN
+CREATE TRIGGER IF NOT EXISTS owed_for_origin AFTER UPDATE OF forked_from ON session BEGIN
     UPDATE meta SET value = 1 WHERE key = 'compaction_owed' AND value = 0;
 END;
 CREATE TRIGGER IF NOT EXISTS owed_for_branch AFTER DELETE ON branch BEGIN
