@@ -355,7 +355,7 @@ class Searcher:
     def forget_cache(self, *, if_outdated: bool = False) -> None:
         """Delete the cache, or one that may hold what was deleted; closing makes it anew."""
         with self._indexed():
-            if not if_outdated or self._index.removed_in_files():
+            if self._database or not if_outdated or self._index.removed_in_files():
                 try:
                     self._index.read_cache(*self._model())
                 finally:
