@@ -574,12 +574,10 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
 
     def _places_left(self) -> list[str]:
-        """Overwrite what was deleted; return where it still is.
-
-        Caches on other machines erase it when they next read the store.
-        """
+        """Overwrite what was deleted; return where it is until that is next read, or rewritten."""
         store = self._open_store
-        self._forget_cache()  # first: who is killed once the store is rewritten leaves none
+        if isinstance(store, TracksDeletions):  # first: who is killed later leaves no cache
+            self._forget_cache()
         try:
             beyond = store.compact()
         except (StorageBusyError, ReadOnlyStorageError):  # the rows are gone: that is to be learned
