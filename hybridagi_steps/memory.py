@@ -49,7 +49,7 @@ from hybridagi_steps.search.searcher import Searcher
 from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import IN_MEMORY, cache_path, lasting_address, shown_address
 from hybridagi_steps.stores.copying import Copying, back_up
-from hybridagi_steps.stores.hygiene import Hygiene
+from hybridagi_steps.stores.hygiene import Hygiene, TracksDeletions
 from hybridagi_steps.stores.listing import Listing
 from hybridagi_steps.stores.placement import placed
 from hybridagi_steps.stores.prompts import Prompting
@@ -236,9 +236,10 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         try:
             store.forget_learned()
             erased = erase(store, asked, self.namespace, self.whole_address, by)
-            return erased.but(self._places_left())
+            owed = not isinstance(store, TracksDeletions) or store.compaction_owed()
+            return erased.but(self._places_left()) if owed else erased
         finally:
-            self._forget_cache()
+            self._forget_cache(if_outdated=True)
 
     def revoke(
         self, where: Where, *, reason: str | None = None, dry_run: bool = False
@@ -433,7 +434,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         Args:
             progress: Called with (done, total) as batches finish.
         """
-        self._binding.bound()
+        self._binding.bind()
         done = total = self._appended = 0
         if progress is not None:
             pending = self._open_store.stats()
@@ -573,22 +574,21 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
 
     def _places_left(self) -> list[str]:
-        """Overwrite what was deleted; return where it still is.
-
-        Caches on other machines erase it when they next read the store.
-        """
+        """Overwrite what was deleted; return where it is until that is next read, or rewritten."""
         store = self._open_store
+        if isinstance(store, TracksDeletions):  # first: who is killed later leaves no cache
+            self._forget_cache()
         try:
             beyond = store.compact()
         except (StorageBusyError, ReadOnlyStorageError):  # the rows are gone: that is to be learned
             beyond = (shown_address(self.whole_address),)
         return [*beyond, *(store.caches_elsewhere() if isinstance(store, CachedApart) else [])]
 
-    def _forget_cache(self) -> None:
+    def _forget_cache(self, *, if_outdated: bool = False) -> None:
         from hybridagi_steps.sessions.lines import forget_history
 
         forget_history(self._open_store)
-        self.searcher.forget_cache()
+        self.searcher.forget_cache(if_outdated=if_outdated)
 
 
 def _step_list(steps: list[AgentStep]) -> AgentStepList:

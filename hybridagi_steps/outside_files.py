@@ -242,9 +242,14 @@ def erase_cache(cache: Path) -> None:
 
     What is half written goes, too: who is writing finds it gone and goes on without a cache.
     """
+    for file in cached_files(cache):
+        _erase(file)
+
+
+def cached_files(cache: Path) -> Iterator[Path]:
+    """Yield where an index and the columns of filters are, finished or half written."""
     for path in (cache, columns_path(cache)):
-        for file in (path, *_unfinished(path)):
-            _erase(file)
+        yield from (path, *_unfinished(path))
 
 
 def remove_abandoned(path: Path) -> None:

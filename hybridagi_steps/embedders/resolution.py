@@ -167,6 +167,11 @@ class EmbedderBinding:
         self._bound = True
         return embedder
 
+    def bind(self) -> None:
+        """Have the store remember an embedder; where it does, "auto" means that one, unloaded."""
+        if self.asked != AUTO or self._store.identity().embedder is None:
+            self.bound()
+
     def _followed(self, stored: str, before: Embedder) -> Embedder:
         """Return the embedder of a store that was changed: by another thread, or a process."""
         for now in (self._changing, self._known):

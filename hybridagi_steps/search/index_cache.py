@@ -26,7 +26,7 @@ from hashlib import sha256
 from math import prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 from weakref import finalize
 from zlib import crc32
 
@@ -39,6 +39,7 @@ from hybridagi_steps.outside_files import UNFINISHED, remove_abandoned
 from hybridagi_steps.records.store_values import distinct
 
 Array = npt.NDArray[Any]
+_Read = TypeVar("_Read")
 
 _MAGIC = b"HGSTEPS\x01"
 _VERSION = 3
@@ -101,8 +102,36 @@ def load_cache(path: str | os.PathLike[str], expect: Mapping[str, Any]) -> Cache
 
     None if it is missing, stale, foreign or damaged; the log says which.
     """
+    return _unless_unusable(path, partial(CacheFile, Path(path), expect))
+
+
+class CacheHeader:
+    """The header of a cache file; read again only when the file is another."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: tuple[object, dict[str, Any] | None] = (None, None)
+
+    def read(self, expect: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what was saved beside the arrays; None where `load_cache` would open nothing."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        state = stat.st_ino, stat.st_mtime_ns, stat.st_size, *expect.items()
+        if self._known[0] != state:
+            self._known = state, _unless_unusable(self._path, partial(self._read, expect))
+        return self._known[1]
+
+    def _read(self, expect: Mapping[str, Any]) -> dict[str, Any]:
+        head = _read_head(_OpenFile(self._path))
+        _refuse_stale(head.header, expect)
+        return head.header
+
+
+def _unless_unusable(path: str | os.PathLike[str], read: Callable[[], _Read]) -> _Read | None:
     try:
-        return CacheFile(Path(path), expect)
+        return read()
     except FileNotFoundError:
         _log.debug("no cache at %s", path)
     except DamagedCacheError as reason:
@@ -121,10 +150,9 @@ class CacheFile(Mapping[str, Array]):
     def __init__(self, path: Path, expect: Mapping[str, Any]) -> None:
         """Open a file; raise DamagedCacheError if it is no whole cache, or not the expected one."""
         self._file = _OpenFile(path)
-        self.header, self._entries = _described(self._file)
-        stale = sorted(k for k in expect if k not in self.header or self.header[k] != expect[k])
-        if stale:
-            raise DamagedCacheError(f"it is stale: other {', '.join(stale)}")
+        head = _read_head(self._file)
+        self.header, self._entries = head.header, _entries(head)
+        _refuse_stale(self.header, expect)
 
     def __getitem__(self, name: str) -> Array:
         """Return an array; raise DamagedCacheError if it is not what was written."""
@@ -295,6 +323,20 @@ class _OpenFile:
         return data
 
 
+class _Head(NamedTuple):
+    """What stands before the arrays of a file."""
+
+    header: dict[str, Any]
+    arrays: list[dict[str, Any]]
+    """Name, kind, shape and number of pages of each."""
+    table: bytes
+    """The checksums of all pages."""
+    start: int
+    """Where these begin."""
+    length: int
+    """Of the file."""
+
+
 class _Entry(NamedTuple):
     """Where an array stands in a file, and the checksums of its pages."""
 
@@ -357,7 +399,7 @@ def _write(file: IO[bytes], header: dict[str, Any], arrays: Mapping[str, Array])
     start = _HEAD.size + len(head_json) + len(table)
     sizes = [array.nbytes for array in arrays.values()]
     length = start + _padding(start) + sum(n + _padding(n) for n in sizes)
-    digest = _head_digest(len(head_json), length, head_json + table)
+    digest = _head_digest(head_json, table, length)
     file.write(_HEAD.pack(_MAGIC, _VERSION, len(head_json), length, digest))
     file.write(head_json + table + bytes(_padding(start)))
     for array in arrays.values():
@@ -365,12 +407,15 @@ def _write(file: IO[bytes], header: dict[str, Any], arrays: Mapping[str, Array])
         file.write(bytes(_padding(array.nbytes)))
 
 
-def _head_digest(header_bytes: int, length: int, rest: bytes) -> bytes:
-    return sha256(_HEAD.pack(_MAGIC, _VERSION, header_bytes, length, b"") + rest).digest()
+def _head_digest(head_json: bytes, table: bytes, length: int) -> bytes:
+    digest = sha256(_HEAD.pack(_MAGIC, _VERSION, len(head_json), length, b""))
+    digest.update(head_json)
+    digest.update(table)  # of a million steps two megabytes, which are not copied for it
+    return digest.digest()
 
 
-def _described(file: _OpenFile) -> tuple[dict[str, Any], dict[str, _Entry]]:
-    """Return the header of a file, and where its arrays stand."""
+def _read_head(file: _OpenFile) -> _Head:
+    """Return what stands before the arrays of a file, compared."""
     read, size = partial(_pread, file.descriptor), os.fstat(file.descriptor).st_size
     head = read(_HEAD.size, 0)
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
@@ -385,20 +430,30 @@ def _described(file: _OpenFile) -> tuple[dict[str, Any], dict[str, _Entry]]:
         described = orjson.loads(head_json)
         start = _HEAD.size + header_bytes
         table = read(min(4 * sum(e["pages"] for e in described["arrays"]), length), start)
-        if _head_digest(header_bytes, length, head_json + table) != digest:
+        if _head_digest(head_json, table, length) != digest:
             raise DamagedCacheError("the checksum of its header does not fit: it is damaged")
-        entries = _entries(described["arrays"], table, start + len(table), length)
-        return dict(described["header"]), entries
+        return _Head(dict(described["header"]), described["arrays"], table, start, length)
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedCacheError(f"its header does not describe it: {error}") from error
 
 
-def _entries(
-    described: list[dict[str, Any]], table: bytes, start: int, length: int
-) -> dict[str, _Entry]:
-    checksums, at = np.frombuffer(table, "<u4").tolist(), 0
-    found: dict[str, _Entry] = {}
-    for each in described:
+def _refuse_stale(header: Mapping[str, Any], expect: Mapping[str, Any]) -> None:
+    if stale := sorted(k for k in expect if k not in header or header[k] != expect[k]):
+        raise DamagedCacheError(f"it is stale: other {', '.join(stale)}")
+
+
+def _entries(head: _Head) -> dict[str, _Entry]:
+    """Return where the arrays of a file stand."""
+    try:
+        return _placed(head)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedCacheError(f"its header does not describe it: {error}") from error
+
+
+def _placed(head: _Head) -> dict[str, _Entry]:
+    checksums, at = np.frombuffer(head.table, "<u4").tolist(), 0
+    start, found = head.start + len(head.table), dict[str, _Entry]()
+    for each in head.arrays:
         dtype, shape = np.dtype(each["dtype"]), tuple(map(int, each["shape"]))
         if dtype.kind not in _KINDS or min(shape, default=0) < 0:
             raise TypeError(f"an array of {dtype}, {shape}")
@@ -407,8 +462,8 @@ def _entries(
         first, at = at, at + -(-nbytes // size)
         found[each["name"]] = _Entry(dtype, shape, start, nbytes, rows, size, checksums[first:at])
         start += nbytes
-    if start + _padding(start) != length or at != len(checksums):
-        raise ValueError(f"its arrays end at {start:,} of {length:,}")
+    if start + _padding(start) != head.length or at != len(checksums):
+        raise ValueError(f"its arrays end at {start:,} of {head.length:,}")
     return found
 
 

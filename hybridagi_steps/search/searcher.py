@@ -309,7 +309,7 @@ class Searcher:
         with self._indexed():
             if (there := self._in_database()) is not None:
                 there.follow()
-            elif not self._index.worth_following():
+            elif not self._index.worth_following(self._model):
                 return
         if there is not None:
             there.there.make_graph(there.dimension)  # may take minutes: others search meanwhile
@@ -353,13 +353,14 @@ class Searcher:
             return False
         return True
 
-    def forget_cache(self) -> None:
-        """Delete the cache file, after something was deleted; closing writes what is left anew."""
+    def forget_cache(self, *, if_outdated: bool = False) -> None:
+        """Delete the cache, or one that may hold what was deleted; closing makes it anew."""
         with self._indexed():
-            try:
-                self._index.read_cache(*self._model())
-            finally:
-                (self._database or self._index).forget_cache()
+            if self._database or not if_outdated or self._index.removed_in_files():
+                try:
+                    self._index.read_cache(*self._model())
+                finally:
+                    (self._database or self._index).forget_cache()
 
     def _indexed(self) -> AbstractContextManager[float]:
         """Hold the index; other threads' searches wait."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, StorageError
-from hybridagi_steps.outside_files import erase_cache
+from hybridagi_steps.outside_files import cached_files, erase_cache
 from hybridagi_steps.protocols import CachedApart, IndexedStore
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
@@ -30,7 +30,13 @@ from hybridagi_steps.records.store_values import (
 from hybridagi_steps.search.bm25 import LexicalIndex
 from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.columns.step_columns import StepColumns, TurnColumns, turns_of
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
+from hybridagi_steps.search.index_cache import (
+    CacheFile,
+    CacheHeader,
+    DamagedCacheError,
+    load_cache,
+    save_cache,
+)
 from hybridagi_steps.search.vector_index import FaissIndex
 
 FORMAT = 11
@@ -46,6 +52,10 @@ _NOTHING = Position(epoch=-1, text=0, vector=0, tombstone=0, branch=0)
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("hybridagi_steps")
+
+
+def _removed_since(then: Position, now: Position) -> bool:
+    return (then.epoch, then.tombstone) != (now.epoch, now.tombstone)
 
 
 class Shard:
@@ -64,6 +74,7 @@ class StepIndex:
         """Follow `store`; `cache` is the file to start from and to save to."""
         self._store, self._store_id, self._cache = store, store_id, cache
         self._filter_file = FilterFile(store, store_id, cache)
+        self._header = cache and CacheHeader(cache)
         self._apart = isinstance(store, CachedApart)
         self._model: tuple[str, int] = ("", 0)
         self._distrusted = False
@@ -115,9 +126,7 @@ class StepIndex:
             model_id: The embedder of the store; another than before starts from nothing.
             dimension: Length of its vectors.
         """
-        if (model_id, dimension) != self._model:
-            self._model = (model_id, dimension)
-            self._reset()
+        self._expect(model_id, dimension)
         if not self.in_use:
             self._load()
         target, whole = self._store.frontier().position, False
@@ -134,10 +143,14 @@ class StepIndex:
                 self.position.epoch == target.epoch and self._reached(target)
             )
 
+    def _expect(self, model_id: str, dimension: int) -> None:
+        if (model_id, dimension) != self._model:
+            self._model = (model_id, dimension)
+            self._reset()
+
     def _erase_what_went(self, now: Position) -> None:
-        """Erase a cache that others could not reach who removed what it holds."""
-        then = self.position
-        if (then.epoch, then.tombstone) != (now.epoch, now.tombstone) and self._apart:
+        """Erase a cache out of reach of those who removed what it holds."""
+        if self._apart and _removed_since(self.position, now):
             try:
                 self.forget_cache()
             except StorageError as error:
@@ -156,18 +169,34 @@ class StepIndex:
             self._reset()
             return work()
 
-    def worth_following(self) -> bool:
+    def worth_following(self, embedder: Callable[[], tuple[str, int]]) -> bool:
         """Return whether `worth_saving` may say so once this has followed the store.
 
         Else that is left to the next search: for a step at a time it costs as much as indexing it.
+        Where nothing is held yet, the header of the cache says what the file has. `embedder`
+        returns that of `follow`.
         """
         if self._cache is None:
             return False
-        now, known = self._store.frontier().position, self.position
-        gone = (now.epoch, now.tombstone) != (known.epoch, known.tombstone)
-        if gone or not self.in_use or self.filters_worth_saving():
+        if not self.in_use:
+            self._expect(*embedder())
+        now = self._store.frontier().position
+        known, held = (self.position, len(self.columns)) if self.in_use else self._in_file(now)
+        if known == _NOTHING:  # there are no more steps than texts
+            return now.text >= _WORTH_CACHING
+        gone = now.tombstone - known.tombstone
+        if known.epoch != now.epoch or (gone and self._apart) or self.filters_worth_saving():
             return True
-        return self.worth_saving(now.text - known.text + now.vector - known.vector)
+        fresh = now.text - known.text + now.vector - known.vector + gone
+        return self.worth_saving(fresh) if self.in_use else fresh > _STALE_SHARE * held
+
+    def _in_file(self, now: Position) -> tuple[Position, int]:
+        """Return up to where the cache goes, and how many steps it has; nothing if it is no use."""
+        header = self._header and self._header.read(self._identity())
+        position = Position(*header["position"]) if header else _NOTHING
+        if header and position.may_be_past_of(now):
+            return position, int(header["steps"])
+        return _NOTHING, 0
 
     def worth_saving(self, fresh: int = 0) -> bool:
         """Return whether to write the cache: many steps, and much that is, or will be, new to it.
@@ -206,8 +235,7 @@ class StepIndex:
         Who erased something meanwhile erased the cache too early: then it is erased once more.
         """
         saved = self._written()
-        now, then = self._store.frontier().position, self.position
-        if (then.epoch, then.tombstone) != (now.epoch, now.tombstone):
+        if _removed_since(self.position, self._store.frontier().position):
             self.forget_cache()
         return saved
 
@@ -220,15 +248,11 @@ class StepIndex:
             return False
         arrays = {
             f"{part}/{name}": array
-            for part, held in self._parts().items()
-            for name, array in held.items()
+            for part, parts in self._parts().items()
+            for name, array in parts.items()
         }
-        header = {
-            **self._identity(),
-            "position": list(self.position),
-            "steps": len(self.columns),
-        }
-        saved = save_cache(self._cache, header, arrays)
+        held = {"position": list(self.position), "steps": len(self.columns)}
+        saved = save_cache(self._cache, {**self._identity(), **held}, arrays)
         if saved:
             self._distrusted = False
             self._unsaved, self._codes_saved = 0, self._codes_made()
@@ -241,6 +265,16 @@ class StepIndex:
         """
         if not self.in_use and self._cache is not None and self._cache.exists():
             self.trusted(lambda: self.follow(model_id, dimension))
+
+    def removed_in_files(self) -> bool:
+        """Return whether a cache may hold what was removed from the store since it was written."""
+        now, ours = self._store.frontier().position, {"store": self._store_id}
+        return any(
+            (header := CacheHeader(path).read(ours)) is None
+            or _removed_since(Position(*header["position"]), now)
+            for path in (cached_files(self._cache) if self._cache else ())
+            if path.exists()
+        )
 
     def forget_cache(self) -> None:
         """Delete the cache file: what was deleted from the store must not live on in it."""

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID, uuid5
 
 from hybridagi_steps.errors import (
@@ -41,6 +41,19 @@ from hybridagi_steps.validation import (
     one_id,
     whole_number,
 )
+
+
+@runtime_checkable
+class TracksDeletions(Protocol):
+    """What a store has besides that knows when its files need no rewriting; else a purge does it.
+
+    It is known of all that was deleted or overwritten, by whichever process and operation, from the
+    commit of that on until `compact` has erased it, wherever one of them was killed.
+    """
+
+    def compaction_owed(self) -> bool:
+        """Return whether something that was deleted may still be in a file of this store."""
+        ...
 
 
 class Scoring(ABC):

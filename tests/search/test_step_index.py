@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hybridagi_steps.embedders import resolution
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.protocols import Embedder
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.store_values import Changes, FloatMatrix, Position, Rows
 from hybridagi_steps.search import quantized_codes as scan_codes
 from hybridagi_steps.search import step_index
 from hybridagi_steps.search import vector_index as faiss_index
+from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.search.vector_rows import VectorStore
 from hybridagi_steps.stores.address import cache_path
 from hybridagi_steps.stores.sqlite import SqliteStepStore
@@ -175,3 +178,44 @@ def test_words_that_others_saved_meanwhile_stand_for_those_held(tmp_path: Path) 
         index.follow(*index._model)  # pyright: ignore[reportPrivateUsage]
         assert index.own.lexical.match(["zebra"]).of(np.array([2])).tolist() == [0.0]
         assert len(index.own.lexical) == 2
+
+
+def test_a_first_flush_with_nothing_pending_loads_neither_embedder_nor_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    filled(path)
+    loaded: list[str] = []
+    follow, embedder = StepIndex.follow, resolution.embedder_for
+
+    def followed(index: StepIndex, model_id: str, dimension: int) -> None:
+        loaded.append("index")
+        follow(index, model_id, dimension)
+
+    def embedded(model_id: str) -> Embedder:
+        loaded.append("embedder")
+        return embedder(model_id)
+
+    monkeypatch.setattr(StepIndex, "follow", followed)
+    monkeypatch.setattr(resolution, "embedder_for", embedded)
+    with StepMemory(path) as memory:
+        assert memory.stats()["pending_texts"] == 0
+        memory.flush()
+        memory.flush()
+        assert loaded == []
+        memory.add(step(STEPS + 1))
+        memory.flush()
+        assert loaded == ["embedder"], "one step more is not worth another cache"
+        memory.add([step(STEPS + 2 + number) for number in range(STEPS // 8)])
+        memory.flush()
+        assert set(loaded) == {"embedder", "index"}
+    loaded.clear()
+    with StepMemory(path) as memory:
+        memory.flush()
+        assert loaded == []
+    (cache,) = tmp_path.glob("*.index")
+    cache.write_bytes(b"no cache")
+    with StepMemory(path) as memory:
+        memory.flush()
+        assert loaded == ["index"]
+        assert cache.stat().st_size > 8, "it is made anew"

@@ -201,16 +201,21 @@ class Database:
         with self.asking() as reader:
             return reader.known(sql, values)
 
-    def compact(self) -> None:
-        """Rewrite the file without its free pages and empty the WAL."""
+    def compact(self, afterwards: str) -> None:
+        """Rewrite the file without its free pages and empty the WAL.
+
+        Args:
+            afterwards: A statement to run once that is done, before anybody else writes.
+        """
         with self.exclusive() as connection:
             connection.execute("VACUUM")
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            raise StorageBusyError(
-                f"{self.path} is being read; its write-ahead log still holds old pages. "
-                "Try again when the readers are done."
-            )
+            if busy:
+                raise StorageBusyError(
+                    f"{self.path} is being read; its write-ahead log still holds old pages. "
+                    "Try again when the readers are done."
+                )
+            connection.execute(afterwards)
 
     @property
     def other_names(self) -> tuple[str, ...]:

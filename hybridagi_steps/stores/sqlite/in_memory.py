@@ -109,11 +109,12 @@ class InMemoryDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
-    def compact(self) -> None:
-        """Give the pages back that nothing stands in any more."""
+    def compact(self, afterwards: str) -> None:
+        """Give the pages back that nothing stands in any more; then run a statement."""
         with self._lock:
             self._refuse_closed()
             self._connection.execute("VACUUM")
+            self._connection.execute(afterwards)
 
     def damage_of_log(self) -> str:
         """Return nothing: there is no log."""

@@ -54,6 +54,8 @@ _INVARIANTS = {
 # An overflow, since a constraint that is not met is taken for an id that is there already.
 _REFUSING = """CREATE TRIGGER moved_{table}_{kind}_{n} BEFORE {kind} ON {table}
     WHEN {row}.namespace = {n} BEGIN SELECT abs(-9223372036854775808); END"""
+_OWED = "SELECT value FROM meta WHERE key = 'compaction_owed'"
+_NOTHING_OWED = "UPDATE meta SET value = 0 WHERE key = 'compaction_owed'"
 _WAL_RESET_FIXED = (3, 51, 3)
 
 
@@ -69,8 +71,14 @@ class SqliteAdmin(SqliteSteps, AdminTables):
                 connection.execute("REINDEX")
             for namespace in self._column(connection, "SELECT id FROM namespace"):
                 add_checksums(connection, namespace)
-        self._db.compact()
+        self._db.compact(_NOTHING_OWED)
         return self._db.other_names
+
+    def compaction_owed(self) -> bool:
+        """Return whether something that was deleted may be in the file, or beside another name."""
+        with self._db.asking() as connection:
+            found = self._column(connection, _OWED)
+        return found != [0] or bool(self._db.other_names)
 
     def write_into(self, path: Path) -> None:
         """Write the database as it is now, without what was deleted, into an empty file."""

@@ -1,0 +1,193 @@
+"""A purge that finds nothing rewrites nothing, unless what was deleted is still in a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_files import made_old
+
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.erasure import erase as erase_rows
+from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.sqlite.database import Database
+from hybridagi_steps.testing.conformance.samples import message as sample_message
+
+CANARY = "qzx9917"
+NOTHING = {"run_id": "nothing-has-this"}
+
+
+def said(**fields: Any) -> AgentStep:
+    words = {"purpose": "find the booking", "tool": "find"}
+    outputs = {"result": f"passport {CANARY}"}
+    return AgentStep(step_type=AgentStepType.Action, inputs=words, outputs=outputs, **fields)
+
+
+def told(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir() if CANARY.encode() in file.read_bytes().lower()]
+
+
+@pytest.fixture
+def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whatever was rewritten, in order."""
+    done: list[str] = []
+    compact = Database.compact
+
+    def counted(database: Database, afterwards: str) -> None:
+        done.append(database.path.name)
+        compact(database, afterwards)
+
+    monkeypatch.setattr(Database, "compact", counted)
+    return done
+
+
+def store_of(memory: StepMemory) -> Any:
+    return memory._store  # pyright: ignore[reportPrivateUsage]
+
+
+def owed(memory: StepMemory) -> bool:
+    return store_of(memory).compaction_owed()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A memory of enough steps for an index, with a canary, of which nothing was deleted."""
+    path = tmp_path / "s.db"
+    with StepMemory(path, embedder="hashing") as memory:
+        memory.add(AgentStep(step_type=AgentStepType.Action, inputs={"n": n}) for n in range(2_100))
+        memory.add(said(id="first", run_id="r", session_id="s"))
+        memory.flush()
+    return path
+
+
+def test_a_purge_of_nothing_rewrites_neither_file_nor_index(
+    path: Path, rewritten: list[str]
+) -> None:
+    (cache,) = path.parent.glob("*.index")
+    before = cache.stat().st_ino, cache.stat().st_mtime_ns
+    with StepMemory(path) as memory:
+        memory.add(said(id="later"))
+        for where in (NOTHING, {"user_id": "nobody"}, {"session_id": "none"}, {"tools": "none"}):
+            assert memory.purge(where) == 0
+        assert rewritten == []
+        assert memory.purge({"run_id": "r"}) == 1
+        assert rewritten == ["s.db"]
+        assert memory.purge(NOTHING) == 0
+        assert rewritten == ["s.db"]
+        memory.delete("later")
+    assert not cache.exists() or (cache.stat().st_ino, cache.stat().st_mtime_ns) != before
+
+
+def feedback(memory: StepMemory) -> None:
+    memory.score("r", 0.5, f"good, {CANARY}")
+    memory.score("r", 0.5, "good")
+
+
+def session(memory: StepMemory) -> None:
+    store_of(memory).commit("talk", [sample_message(CANARY)])
+    store_of(memory).delete_session("talk")
+
+
+DELETING: dict[str, Callable[[StepMemory], Any]] = {
+    "delete": lambda memory: memory.delete("first"),
+    "forget": lambda memory: memory.forget({"run_id": "r"}),
+    "update": lambda memory: memory.update(said(id="first").model_copy(update={"outputs": {}})),
+    "feedback": feedback,
+    "session": session,
+    "revocation": lambda memory: (
+        memory.revoke({"run_id": "r"}, reason=CANARY),
+        memory.delete("first"),
+    ),
+    "learned": lambda memory: (
+        memory.keep_learned("rank", "1"),
+        memory.keep_learned("rank", "2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DELETING)
+def test_whatever_deletes_has_the_next_purge_rewrite_the_file(
+    path: Path, rewritten: list[str], name: str
+) -> None:
+    with StepMemory(path) as memory:
+        assert not owed(memory)
+        DELETING[name](memory)
+        assert owed(memory)
+    with StepMemory(path) as memory:
+        memory.purge(NOTHING)
+        assert rewritten == ["s.db"]
+        assert not owed(memory)
+        if name in ("delete", "forget", "update"):
+            assert told(path.parent) == []
+
+
+@pytest.mark.parametrize("when", ["erased", "compacting", "compacted"])
+def test_a_purge_that_was_killed_is_finished_by_one_that_finds_nothing(
+    path: Path, when: str
+) -> None:
+    assert told(path.parent)
+    child = os.fork()
+    if not child:
+        memory = StepMemory(path)
+        if when == "erased":
+            erase_rows(store_of(memory), StepFilter(run_id="r"), "default", str(path), None)
+            os.kill(os.getpid(), signal.SIGKILL)
+        compact = Database.compact
+
+        def killed(self: Database, afterwards: str) -> None:
+            if when == "compacting":
+                os.kill(os.getpid(), signal.SIGKILL)
+            compact(self, afterwards)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Database.compact = killed
+        memory.purge({"run_id": "r"})
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    with StepMemory(path) as memory:
+        assert memory.purge(NOTHING) == 0
+        assert told(path.parent) == []
+    assert told(path.parent) == []
+
+
+def test_a_cache_that_a_killed_writer_left_is_erased_by_a_purge_of_nothing(path: Path) -> None:
+    (cache,) = path.parent.glob("*.index")
+    old = cache.read_bytes()
+    with StepMemory(path) as memory:
+        memory.purge({"run_id": "r"})
+    for file in (cache, cache.with_name(f".{cache.name}.x.tmp")):
+        with StepMemory(path) as memory:
+            file.write_bytes(old)
+            assert told(path.parent) == [file.name]
+            assert memory.purge(NOTHING) == 0
+            assert told(path.parent) == []
+
+
+def test_a_file_of_before_counts_as_one_of_which_something_was_deleted(
+    path: Path, rewritten: list[str]
+) -> None:
+    made_old(path, 12)
+    with StepMemory(path) as memory:
+        assert owed(memory)
+        memory.purge(NOTHING)
+        assert not owed(memory)
+        memory.purge(NOTHING)
+    assert rewritten == ["s.db"]
+
+
+def test_who_cannot_rewrite_the_file_leaves_it_owed(path: Path) -> None:
+    with StepMemory(path, timeout_seconds=0.1) as memory:
+        with closing(sqlite3.connect(path)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM agent_step").fetchone()
+            assert memory.purge({"run_id": "r"}).unreached == (str(path),)
+            assert owed(memory)
+        assert memory.purge(NOTHING).unreached == ()
+        assert not owed(memory)
+    assert told(path.parent) == []
