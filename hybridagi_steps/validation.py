@@ -349,9 +349,7 @@ def check_score(value: float) -> None:
 
 def is_number(value: object) -> bool:
     """Whether a value is a number that others can be compared with: NaN is not even itself."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return value == value
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def whole_number(

@@ -1,8 +1,7 @@
 """Searcher: answers a memory's searches.
 
 It computes what is pending, follows the store, asks the retrieval pipeline, and turns rows back
-into steps. One lock around the index keeps threads apart; the store has its own. Results are steps
-with reasons; where they stand in the store stays inside.
+into steps with reasons. One lock around the index keeps threads apart; the store has its own.
 
 A search looks at what was stored when it began and waits for no writer: it ends while others write,
 and while somebody holds the store.
