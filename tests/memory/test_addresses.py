@@ -129,8 +129,12 @@ def test_a_queue_stays_beside_the_memory(
 KILLED = """
 import os, signal, sys
 from hybridagi_steps import StepMemory
-from hybridagi_steps.search import index_cache
-index_cache.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+from hybridagi_steps.search import index_cache, step_index
+written = step_index.save_cache
+def killed(*arguments):
+    index_cache.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    return written(*arguments)
+step_index.save_cache = killed
 StepMemory(sys.argv[1], embedder="hashing").flush()
 """
 

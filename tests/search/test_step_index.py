@@ -213,7 +213,7 @@ def test_a_first_flush_with_nothing_pending_loads_neither_embedder_nor_index(
     with StepMemory(path) as memory:
         memory.flush()
         assert loaded == []
-    (cache,) = tmp_path.glob("*.index")
+    (cache,) = (file for file in tmp_path.glob("*.index") if ".keys." not in file.name)
     cache.write_bytes(b"no cache")
     with StepMemory(path) as memory:
         memory.flush()
