@@ -442,7 +442,7 @@ START_AT = 2_000
 
 
 class BackgroundWork:
-    """Calls `work` until it has nothing left, in a thread of its own that rests every other moment.
+    """Calls `work` until nothing is left, in a thread that rests as long as each call took.
 
     Args:
         work: Does one batch and returns whether there may be more.
