@@ -520,17 +520,16 @@ class Match:
         left = [*np.cumsum(most[::-1])[::-1].tolist(), 0.0]
         lengths = self._index.lengths(found.block)
         sums = BlockSums(len(lengths), passing)
-        size = sum(len(posting.positions) for posting in found.postings)
-        if left[0] < best.least or sums.nothing_passes or not size:
+        sizes = np.cumsum([len(posting.positions) for posting in found.postings])
+        if left[0] < best.least or sums.nothing_passes or not sizes.any():
             return
-        if size <= FEW_PLACES:
-            # To the last bit what one after the other would add.
-            of, every = _as_one(found, range(len(found.postings)))
+        together = int(sizes.searchsorted(FEW_PLACES, "right"))
+        if together:  # the rarest; to the last bit what one after the other would add
+            of, every = _as_one(found, range(together))
             scores = every.scores(slice(None), self._weights[of], lengths, self._average)
             np.add.at(sums.values, every.positions.astype(np.intp), scores)
-            best.take_in(found.block.start, sums)
-            return
-        for number, (posting, weight) in enumerate(zip(found.postings, self._weights, strict=True)):
+        for number in range(together, len(sizes)):
+            posting, weight = found.postings[number], self._weights[number]
             size = len(posting.positions)
             if not size:
                 continue
