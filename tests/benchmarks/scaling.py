@@ -4,10 +4,10 @@ A file of steps as real ones are (varied.py) is built once per size, kept in `wo
 for each measurement, so that nothing is asked of a file that something else has warmed up or
 written to. No query is asked twice, and each filter wants steps like another step. Its filters were
 asked for once: a first filter is the first of a process, not of the memory's life. A whole process
-finds its modules compiled, as it does wherever it ran before. What a process does once (open, its
-first search by a filter, its first search after an add) is timed in fresh processes, all else over
-many calls of one process; see scaling_process.py. `growth` is how many times as much CPU the
-largest size takes as the one a decade below it: 10 is linear, 1 is flat. Words stand beside FTS5
+finds its modules compiled, as it does wherever it ran before. What a process does once (open and
+close, its first search by a filter or after an add) is timed in fresh processes, all else over many
+calls of one process; see scaling_process.py. `growth` is how many times as much CPU the largest size
+takes as the one a decade below it: 10 is linear, 1 is flat. Words stand beside FTS5
 and tantivy (lexical.py), turns beside the sessions of others (turns.py), vectors beside other
 indexes where they are asked for (search_peers.py), which takes long at a million.
 
@@ -46,6 +46,7 @@ from tests.benchmarks.corpus import (
 from tests.benchmarks.peers import OURS, SEARCHERS, TALKERS, check_names, chosen
 from tests.benchmarks.scaling_process import (
     ANOTHER,
+    CLOSE,
     FILTERS,
     FIRST_BY,
     ONCE,
@@ -53,7 +54,14 @@ from tests.benchmarks.scaling_process import (
     SEARCH,
     ask_filters,
 )
-from tests.benchmarks.scaling_tables import BYTES, NO_CACHE, TURN, WHOLE, tables
+from tests.benchmarks.scaling_tables import (
+    BYTES,
+    CLOSE_NO_CACHE,
+    NO_CACHE,
+    TURN,
+    WHOLE,
+    tables,
+)
 from tests.benchmarks.search_peers import measure_peers
 from tests.benchmarks.tables import print_json, print_tables
 from tests.benchmarks.varied import varied_queries, varied_steps
@@ -181,9 +189,9 @@ def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
             found[what] = in_a_process(path, what, rounds)
     for what in [what for what in ONCE if what not in found]:
         found[what] = middle([_once(made, what) for _ in range(starts)])
-    with _copied(made, cache=False) as path:
-        bare = in_a_process(path, SEARCH, 1)
-    found[NO_CACHE] = bare
+    for what, row in ((SEARCH, NO_CACHE), (CLOSE, CLOSE_NO_CACHE)):
+        with _copied(made, cache=False) as path:
+            found[row] = in_a_process(path, what, 1)
     with _copied(made) as path:
         command = [sys.executable, "-c", _CLI, "search", next(varied_queries()), "--db", str(path)]
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "code")}

@@ -30,6 +30,7 @@ from tests.benchmarks.varied import varied_queries, varied_step, varied_steps
 
 K = 10
 SEARCH = "open and first search"
+CLOSE = "close after it"
 CONTEXT = "context of what fits 4,000 tokens"
 EIGHT = "the same, eight sessions in turn"
 RECALL = "the same, with what is recalled"
@@ -122,8 +123,9 @@ ONCE: dict[str, Callable[[StepMemory], Iterator[Work]]] = {
     },
     "search after the first add": _search_after_add,
     SEARCH: _search,
+    CLOSE: _search,
 }
-"""What a fresh process does once; but for the last, after a search that is not counted."""
+"""What a fresh process does once; but for the last two, after a search that is not counted."""
 
 _LATER = 7
 """What is done once is done so often more, to be compared with it in the same process."""
@@ -150,9 +152,11 @@ def measured(address: str, what: str, rounds: int) -> dict[str, Any]:
     """Do one thing so many times; return what it took, by name where there are several."""
     if what.startswith("session of "):
         return dict(_in_a_session(Path(address), int(what.split()[-1]), rounds))
-    if what == SEARCH:
-        query = next(_QUERIES)  # which reads the texts it is made of
-        return _shown([timed(lambda: _opened(address, query))])
+    if what in {SEARCH, CLOSE}:
+        query, memories = next(_QUERIES), list[StepMemory]()  # it reads the texts it is made of
+        opened = _shown([timed(lambda: memories.append(_opened(address, query)))])
+        closing = timed(memories[0].close)
+        return opened if what == SEARCH else _shown([closing])
     with StepMemory(address, durability="normal") as memory:
         memory.search(next(_QUERIES), K)
         if what in ONCE:
@@ -168,9 +172,10 @@ def ask_filters(memory: StepMemory) -> None:
         next(_filtered(memory, kind))()
 
 
-def _opened(address: str, query: str) -> None:
-    with StepMemory(address) as memory:
-        memory.search(query, K)
+def _opened(address: str, query: str) -> StepMemory:
+    memory = StepMemory(address)
+    memory.search(query, K)
+    return memory
 
 
 def _in_a_session(path: Path, size: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
@@ -253,5 +258,5 @@ if __name__ == "__main__":
     with TemporaryDirectory() as folder:
         load_imports(folder)
     for other in others:  # a memory of the same kind, which loads what this kind needs
-        _opened(other, "warm up")
+        _opened(other, "warm up").close()
     print(orjson.dumps(measured(where, what, int(rounds))).decode())

@@ -7,11 +7,11 @@ from typing import Any
 
 from tests.benchmarks import lexical, turns
 from tests.benchmarks.corpus import MESSAGE_BYTES
-from tests.benchmarks.scaling_process import ADD_AND_SEARCH, SEARCH
+from tests.benchmarks.scaling_process import ADD_AND_SEARCH, CLOSE, SEARCH
 from tests.benchmarks.search_peers import peer_tables
 from tests.benchmarks.tables import Table, number
 
-NO_CACHE = f"{SEARCH}, no cache"
+NO_CACHE, CLOSE_NO_CACHE = f"{SEARCH}, no cache", f"{CLOSE}, no cache"
 WHOLE = "`hybridagi-steps search`, whole process"
 BYTES = "bytes on disk per byte of payload"
 TURN = "message through StepRunner, plain callable"
@@ -23,7 +23,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     sizes = [f"{int(size):,} steps" for size in steps]
     return [
         table("steps: p50 / p99 / CPU, ms", sizes, steps, result["growth"]),
-        resident_table(sizes, steps, (SEARCH, NO_CACHE, "search, hybrid")),
+        resident_table(sizes, steps, (SEARCH, NO_CACHE, CLOSE_NO_CACHE, "search, hybrid")),
         _bytes_table("bytes on disk per step", sizes, result["bytes"]),
         *_imported_tables(result["imported"]),
         table(

@@ -28,7 +28,7 @@ from tests.benchmarks.scaling_process import (
     RECALL,
     SEARCH,
 )
-from tests.benchmarks.scaling_tables import NO_CACHE, TURN, server_tables
+from tests.benchmarks.scaling_tables import CLOSE_NO_CACHE, NO_CACHE, TURN, server_tables
 
 
 def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +36,7 @@ def test_each_operation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixtur
     small["peers"] = "none"
     scaling.report(json_output=True, workdir=str(tmp_path), imported="6", **small)
     result = json.loads(capsys.readouterr().out)
-    asked = {*ONCE, *OVER_AND_OVER, scaling.NO_CACHE, scaling.WHOLE}
+    asked = {*ONCE, *OVER_AND_OVER, NO_CACHE, CLOSE_NO_CACHE, scaling.WHOLE}
     found = result["steps"]["40"]
     assert found.keys() == {*asked, scaling.BYTES}
     assert all(found[what]["cpu_ms"] > 0 for what in asked)
