@@ -6,10 +6,10 @@ written to. No query is asked twice, and each filter wants steps like another st
 asked for once: a first filter is the first of a process, not of the memory's life. A whole process
 finds its modules compiled, as it does wherever it ran before. What a process does once (open and
 close, its first search by a filter or after an add) is timed in fresh processes, all else over many
-calls of one process; see scaling_process.py. `growth` is how many times as much CPU the largest size
-takes as the one a decade below it: 10 is linear, 1 is flat. Words stand beside FTS5
-and tantivy (lexical.py), turns beside the sessions of others (turns.py), vectors beside other
-indexes where they are asked for (search_peers.py), which takes long at a million.
+calls of one process; see scaling_process.py. `growth` is how many times as much CPU the largest
+size takes as the one a decade below it: 10 is linear, 1 is flat. Words stand beside FTS5 and
+tantivy (lexical.py), turns beside the sessions of others (turns.py), vectors beside other indexes
+where they are asked for (search_peers.py), which takes long at a million.
 
 Bytes on disk are those of the database with the cache of its index. An imported chat is measured by
 itself, and what a memory takes that holds nothing yet (pages of empty tables) is told apart: of a
