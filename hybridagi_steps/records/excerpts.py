@@ -31,7 +31,10 @@ _RUNS = re.sub(rb"[^\w@./:#-]", b" ", bytes(range(128))).ljust(256)
 _KINDS = re.sub(rb"[^1 ]", b"a", re.sub(rb"[\d_@]", b"1", _RUNS))
 """What stands for each byte of a text where only runs and what tells in them are wanted."""
 _NO_BEGIN, _NO_END = "_@./:-", "_@./:-#"
-_BREAKS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*|\n+|(?<=[,;}\]])\s+")
+_BREAKS = re.compile(
+    r"[.!?。！？\n,;}\]](?:(?<=[.!?])\s+|(?<=[。！？])\s*|(?<=\n)\n*|(?<=[,;}\]])(?:\n+|\s+))"
+)
+"""Begins with all that breaks begin with: else each place of a text is looked at four times."""
 _PIECE = re.compile(
     rf".{{1,{_FRAGMENT_CHARACTERS}}}(?:(?<=\s)|\Z)|.{{1,{_FRAGMENT_CHARACTERS}}}", re.DOTALL
 )
@@ -43,12 +46,6 @@ def identifiers(text: str) -> list[str]:
     Complexity: linear in the text, of which the first 400,000 characters are looked at.
     """
     return list(dict.fromkeys(_identifiers(text)))
-
-
-@lru_cache(maxsize=4_096)
-def identifier_set(text: str) -> frozenset[str]:
-    """Return the ids and numbers in a text, to be asked for many."""
-    return frozenset(_identifiers(text))
 
 
 def _identifiers(text: str) -> Iterator[str]:
@@ -98,8 +95,12 @@ class Fragments:
     def __init__(self, text: str) -> None:
         self.text = text
         self._fragments = _fragments(text)
-        self._words = [frozenset(words(fragment)) for fragment in self._fragments]
-        self._telling = [min(4, len(identifier_set(fragment))) for fragment in self._fragments]
+        read = [words_and_names(fragment) for fragment in self._fragments]
+        self._words = [frozenset(found) for found, _ in read]
+        self._telling = [0.5 * min(4, len(names)) for _, names in read]
+        """What ids and numbers are worth, and to be the first."""
+        if read:
+            self._telling[0] += 1.0
 
     def excerpt(self, characters: int, wanted: Collection[str] = ()) -> str:
         """Return an excerpt, as the function of that name does."""
@@ -107,18 +108,18 @@ class Fragments:
             return self.text
         sought = frozenset(wanted)
         worth = [
-            2.0 * len(sought & found) + 0.5 * telling
+            telling if sought.isdisjoint(found) else telling + 2.0 * len(sought & found)
             for found, telling in zip(self._words, self._telling, strict=True)
         ]
-        if worth:
-            worth[0] += 1.0
-        chosen: set[int] = set()
-        room = characters - len(GAP)
-        for number in sorted(range(len(worth)), key=lambda n: (-worth[n], n)):
+        chosen, room = list[int](), characters - len(GAP)
+        # Of equal ones the first stays the first.
+        for number in sorted(range(len(worth)), key=worth.__getitem__, reverse=True):
             cost = len(self._fragments[number]) + len(GAP)
             if cost <= room:
-                chosen.add(number)
+                chosen.append(number)
                 room -= cost
+                if room <= len(GAP):
+                    break
         return _joined(self._fragments, sorted(chosen)) or _beginning(self.text, characters)
 
 
@@ -142,8 +143,11 @@ def _joined(fragments: Sequence[str], chosen: Sequence[int]) -> str:
     """Return the chosen fragments as they stood, a mark where something was left out."""
     if not chosen:
         return ""
-    inside = [n > 0 and not fragments[n - 1].endswith("\n") for n in range(len(fragments))]
-    parts = [GAP.lstrip()] if inside[chosen[0]] else [""]
+
+    def inside(number: int) -> bool:
+        return number > 0 and not fragments[number - 1].endswith("\n")
+
+    parts = [GAP.lstrip()] if inside(chosen[0]) else [""]
     for number, after in zip(chosen, [*chosen[1:], len(fragments)], strict=True):
         fragment = fragments[number]
         if after == number + 1:
@@ -151,7 +155,7 @@ def _joined(fragments: Sequence[str], chosen: Sequence[int]) -> str:
             continue
         kept = fragment.rstrip()
         gap = GAP_OF_LINES if "\n" in fragment[len(kept) :] else GAP
-        parts += [kept, gap[:-1] + " " if after < len(fragments) and inside[after] else gap]
+        parts += [kept, gap[:-1] + " " if after < len(fragments) and inside(after) else gap]
     return "".join(parts).rstrip()
 
 
@@ -159,7 +163,10 @@ def _fragments(text: str) -> list[str]:
     """Return the fragments of a text with the blanks behind them: joined, they are the text."""
     text, found, start = text.strip(), list[str](), 0
     for end in [*(gap.end() for gap in _BREAKS.finditer(text)), len(text)]:
-        found += [piece[0] for piece in _PIECE.finditer(text, start, end)]
+        if end - start > _FRAGMENT_CHARACTERS:
+            found += [piece[0] for piece in _PIECE.finditer(text, start, end)]
+        elif end > start:
+            found.append(text[start:end])
         start = end
     return found
 
