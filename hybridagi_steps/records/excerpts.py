@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
-from hybridagi_steps.records.step_text import tokens
+from hybridagi_steps.records.step_text import ascii_words, tokens
 
 GAP, GAP_OF_LINES = " […] ", "\n[…]\n"
 """Stands where something was left out, the second between two lines. What stood inside a line never
@@ -51,6 +51,8 @@ def identifiers(text: str) -> list[str]:
 def _identifiers(text: str) -> Iterator[str]:
     """Yield what lies between the first and the last letter or digit of each telling run."""
     text = text[:_IDENTIFIERS_OF]
+    if not text.isascii():
+        text = ascii_words(text)
     if text.isascii():
         yield from _ascii_identifiers(text)
         return
@@ -95,25 +97,29 @@ class Fragments:
     def __init__(self, text: str) -> None:
         self.text = text
         self._fragments = _fragments(text)
-        read = [words_and_names(fragment) for fragment in self._fragments]
-        self._words = [frozenset(found) for found, _ in read]
-        self._telling = [0.5 * min(4, len(names)) for _, names in read]
-        """What ids and numbers are worth, and to be the first."""
-        if read:
-            self._telling[0] += 1.0
+        self._worth = [1.0] + [0.0] * len(self._fragments)
+        """What each is worth whatever is wanted: to be the first, and its ids and numbers."""
+        self._holding: dict[str, tuple[int, ...]] = {}
+        """Which fragments hold each word."""
+        for number, fragment in enumerate(self._fragments):
+            found, names = words_and_names(fragment)
+            self._worth[number] += 0.5 * min(4, len(names))
+            here = (number,)
+            for word in {*found}:
+                self._holding[word] = self._holding.get(word, ()) + here
 
     def excerpt(self, characters: int, wanted: Collection[str] = ()) -> str:
         """Return an excerpt, as the function of that name does."""
         if len(self.text) <= characters:
             return self.text
-        sought = frozenset(wanted)
-        worth = [
-            telling if sought.isdisjoint(found) else telling + 2.0 * len(sought & found)
-            for found, telling in zip(self._words, self._telling, strict=True)
-        ]
+        worth = self._worth.copy()
+        for word in {*wanted}:
+            for number in self._holding.get(word, ()):
+                worth[number] += 2.0
         chosen, room = list[int](), characters - len(GAP)
         # Of equal ones the first stays the first.
-        for number in sorted(range(len(worth)), key=worth.__getitem__, reverse=True):
+        order = sorted(range(len(self._fragments)), key=worth.__getitem__, reverse=True)
+        for number in order:
             cost = len(self._fragments[number]) + len(GAP)
             if cost <= room:
                 chosen.append(number)
