@@ -41,7 +41,8 @@ _REMEMBERED = 20_000
 
 _EVERY_BYTE = bytes(range(256))
 _LETTERS = bytes(b for b in _EVERY_BYTE if chr(b).isalpha() and b < 128)
-_DIGITS, _SPACES, _FOREIGN = b"0123456789", b" \t\r\n", _EVERY_BYTE[128:]
+_DIGITS, _SPACES = b"0123456789", b" \t\r\n"
+_ASCII = _EVERY_BYTE[:128]
 
 
 def _all_but(kept: bytes) -> bytes:
@@ -52,7 +53,7 @@ _WEIGHTS: tuple[tuple[bytes, float], ...] = (
     (_all_but(_LETTERS), 0.20),
     (_all_but(_DIGITS), 0.45),
     (_all_but(_SPACES), 0.20),
-    (_all_but(_FOREIGN), 0.50),
+    (_ASCII, 0.50),
 )
 _MARK_WEIGHT = 0.57
 _KINDS = bytes(
@@ -61,17 +62,18 @@ _KINDS = bytes(
 """Of each byte its kind: D a digit, L a small letter, U a capital, a blank anything else."""
 _DIGIT_SWITCH, _CAMEL, _CAPITALS, _EMOJI = 0.65, 1.4, 0.45, 0.7
 """What no vocabulary has words for: ids and hashes switch between kinds of letters; emoji."""
-_IS_EMOJI = re.compile(r"[\U00010000-\U0010ffff\u2600-\u27bf\ufe0f]")
+_EMOJI_BYTES = re.compile(rb"[\xf0-\xf4]|\xe2[\x98-\x9e]|\xef\xb8\x8f")
+"""What U+10000 and all beyond, U+2600 to U+27BF, and U+FE0F begin with, or are."""
 
 
-def _oddities(text: str, data: bytes) -> float:
+def _oddities(data: bytes) -> float:
     """Return the tokens that switches between kinds of letters, capitals and emoji add."""
     kinds = data.translate(_KINDS)
     camel = kinds.count(b"LU")
     switches = sum(map(kinds.count, (b"DL", b"DU", b"LD", b"UD")))
     # Capitals but for the first of each run of them.
     runs = camel + kinds.count(b"DU") + kinds.count(b" U") + kinds.startswith(b"U")
-    emoji = 0 if text.isascii() else len(_IS_EMOJI.findall(text))
+    emoji = len(_EMOJI_BYTES.findall(data.translate(None, _ASCII)))
     capitals = kinds.count(b"U") - runs
     return _DIGIT_SWITCH * switches + _CAMEL * camel + _CAPITALS * capitals + _EMOJI * emoji
 
@@ -94,7 +96,7 @@ class EstimatingCounter:
             found = len(data.translate(None, others))
             marks -= found
             tokens += weight * found
-        tokens += _oddities(text, data)
+        tokens += _oddities(data)
         return max(1, round(tokens + _MARK_WEIGHT * marks)) if data else 0
 
 

@@ -168,6 +168,16 @@ def test_ids_hashes_and_emoji_are_not_underestimated(kind: str) -> None:
     assert 0.9 * exact <= EstimatingCounter().count(text) <= 1.35 * exact
 
 
+@pytest.mark.parametrize(
+    ("first", "last"), [("\u2600", "\u27bf"), ("\ufe0f", "\ufe0f"), ("\U00010000", "\U0010ffff")]
+)
+def test_what_is_no_emoji_costs_less(first: str, last: str) -> None:
+    count, before = EstimatingCounter().count, chr(ord(first) - 1)
+    assert count(first * 100) == count(last * 100) == 50 * len(first.encode()) + 70
+    for plain in (before, chr(ord(last) + 1)) if last < "\U0010ffff" else before:
+        assert count(plain * 100) == 50 * len(plain.encode())
+
+
 class _Odd:
     counter_id = "odd"
 

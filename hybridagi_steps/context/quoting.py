@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import lru_cache
 
-from hybridagi_steps.messages.fences import STEP_MARK, inert, opening, sealed
+from hybridagi_steps.messages.fences import STEP_MARK, Quotable, inert, opening, sealed
 from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.messages.units import Unit, unit_text
 from hybridagi_steps.records.agent_step import AgentStep
@@ -79,9 +79,7 @@ class Recalled:
         """Return what it says, uncut and inert."""
         if isinstance(self.of, AgentStep):
             return inert(recalled_text(self.of, dated=False))
-        if self.of.quoted is None:
-            self.of.quoted = inert(unit_text(self.of))
-        return self.of.quoted
+        return _quotable(self.of).text
 
     def excerpt(self, length: int, wanted: Collection[str]) -> str:
         """Return what it says in at most so many characters, inert."""
@@ -89,7 +87,7 @@ class Recalled:
             return inert(recalled_text(self.of, length=length, wanted=wanted, dated=False))
         if self.of.fragments is None:
             self.of.fragments = Fragments(unit_text(self.of))
-        return inert(self.of.fragments.excerpt(length, wanted))
+        return _quotable(self.of).excerpt(self.of.fragments.excerpt(length, wanted))
 
     def head(self) -> str:
         """Return the mark that begins a group of neighbours: their day, and whence they come."""
@@ -215,6 +213,12 @@ def _fit(step: Recalled, room: int, wanted: Collection[str], count: Count) -> bo
         length = length * 4 // 5
     step.text, step.tokens = had
     return False
+
+
+def _quotable(unit: Unit) -> Quotable:
+    if unit.quoted is None:
+        unit.quoted = Quotable.of(unit_text(unit))
+    return unit.quoted
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridagi_steps.records.json_values import transformed
 
@@ -71,6 +71,8 @@ FENCES = ("past_steps", "recalled", "run", "step", "tool_result")
 """Tags of ours: `run` and `step` stand inside of a fence and carry no number."""
 STEP_MARK = "<step>"
 """Begins a step inside of a fence."""
+_BEGUN = re.compile(rf"<(?:/\s*)?(?:{'|'.join(FENCES)})")
+"""A mark of ours, or a word that begins with the name of one."""
 
 _ALIKE = {
     "<": "‹〈⟨〈˂ᐸ❮",
@@ -104,20 +106,68 @@ def inert(text: str) -> str:
 
     Complexity: linear in the text.
     """
-    text = _CONTROLS.sub(lambda found: " " if found[0].isspace() else "", text)
-    plain = _plain(text)
+    text = _without_controls(text)
+    return _broken(text, _marks(_plain(text)))
+
+
+class Quotable(NamedTuple):
+    """A text made inert, and what makes excerpts of it so."""
+
+    text: str
+    label: str | None
+    """What nothing but who speaks is broken in: it begins the text, or is empty. None: anything
+    may be, and each excerpt is looked at."""
+
+    @classmethod
+    def of(cls, text: str) -> Quotable:
+        """Return a text made inert.
+
+        An excerpt holds no mark that the text does not hold: a gap lies in none, and begins a line
+        that began inside of one. But it may end within a word (`<steps>` is no mark, `<step` is
+        one), and begins without blanks.
+        """
+        clean = _without_controls(text)
+        plain = _plain(clean)
+        cuts, label = _marks(plain), None
+        altered = text[:1].isspace() or clean != text
+        if not altered and not _BEGUN.search(plain.replace(_UNSEEN, "")):
+            first = cuts[0] + 1 if cuts else 0
+            role = _patterns()[1].match(f"\n{plain[:first]}")
+            if not cuts or (len(cuts) == 1 and role and role.end() == first):
+                label = text[:first]
+        return cls(_broken(clean, cuts), label)
+
+    def excerpt(self, text: str) -> str:
+        """Return an excerpt of the text, made inert."""
+        if self.label is None:
+            return inert(text)
+        if self.label and text.startswith(self.label):
+            return f"{self.label[:-1]} {text[len(self.label) - 1 :]}"
+        return text
+
+
+def _without_controls(text: str) -> str:
+    return _CONTROLS.sub(lambda found: " " if found[0].isspace() else "", text)
+
+
+def _marks(plain: str) -> list[int]:
+    """Return where blanks go into a text that is read so."""
     places: Sequence[int] = range(len(plain))
     if _UNSEEN in plain:
         places = [place for place, character in enumerate(plain) if character != _UNSEEN]
         plain = plain.replace(_UNSEEN, "")
     marks, roles = _patterns()
-    ends = [found.end() for found in marks.finditer(plain)]
+    ends = {found.end() for found in marks.finditer(plain)}
     # A line end before it all, so that the first line is a line like any other.
-    ends += [found.end() - 1 for found in roles.finditer(f"\n{plain}")]
-    if not ends:
+    ends |= {found.end() - 1 for found in roles.finditer(f"\n{plain}")}
+    return sorted(places[end - 1] + 1 for end in ends)
+
+
+def _broken(text: str, cuts: list[int]) -> str:
+    """Return a text with blanks in some places."""
+    if not cuts:
         return text
-    cuts = [0, *sorted(places[end - 1] + 1 for end in set(ends)), len(text)]
-    return " ".join(text[start:end] for start, end in pairwise(cuts))
+    return " ".join(text[start:end] for start, end in pairwise((0, *cuts, len(text))))
 
 
 def inert_json(value: object) -> Any:
@@ -207,7 +257,6 @@ class _Plain(dict[int, str]):
 
 
 _PLAIN = _Plain()
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
 _FEW = 32
 """Of so many characters one that is not ASCII is few."""
 
@@ -217,14 +266,16 @@ def _plain(text: str) -> str:
 
     Python translates ASCII forty times faster than a text with one quotation mark that is not.
     """
-    ascii_text = text.encode("ascii", "replace").decode()
-    foreign = ascii_text.count("?") - text.count("?")
-    if not foreign or foreign * _FEW > len(text):
+    if text.isascii():
         return text.translate(_PLAIN)
-    plain, parts, end = ascii_text.translate(_PLAIN), list[str](), 0
-    for run in _FOREIGN.finditer(text):
-        parts += (plain[end : run.start()], run[0].translate(_PLAIN))
-        end = run.end()
+    ascii_text = text.encode("ascii", "replace").decode()
+    if (ascii_text.count("?") - text.count("?")) * _FEW > len(text):
+        return text.translate(_PLAIN)
+    plain, parts, end, at = ascii_text.translate(_PLAIN), list[str](), 0, -1
+    while (at := ascii_text.find("?", at + 1)) >= 0:
+        if text[at] != "?":
+            parts += (plain[end:at], _PLAIN[ord(text[at])])
+            end = at + 1
     return "".join((*parts, plain[end:]))
 
 

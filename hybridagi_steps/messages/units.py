@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hybridagi_steps.messages.agent_steps import INTERRUPTED, IS_ERROR
-from hybridagi_steps.messages.fences import fenced, inert
+from hybridagi_steps.messages.fences import Quotable, fenced, inert
 from hybridagi_steps.messages.parts import (
     OpenCalls,
     call_id,
@@ -91,8 +91,8 @@ class Unit:
         """Tokens of each message, behind the id of the counter that said so; None until counted."""
         self.fragments: Fragments | None = None
         """What it says in fragments, once it was quoted in part."""
-        self.quoted: str | None = None
-        """What it says as it is quoted whole, once it was found."""
+        self.quoted: Quotable | None = None
+        """What it says as it is quoted, once it was found."""
         self.shows: str | None = None
         """The step that it shows first, else its first message, once it was found."""
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
-from hybridagi_steps.records.step_text import tokens
+from hybridagi_steps.records.step_text import ascii_words, tokens
 
 GAP, GAP_OF_LINES = " […] ", "\n[…]\n"
 """Stands where something was left out, the second between two lines. What stood inside a line never
@@ -31,7 +31,10 @@ _RUNS = re.sub(rb"[^\w@./:#-]", b" ", bytes(range(128))).ljust(256)
 _KINDS = re.sub(rb"[^1 ]", b"a", re.sub(rb"[\d_@]", b"1", _RUNS))
 """What stands for each byte of a text where only runs and what tells in them are wanted."""
 _NO_BEGIN, _NO_END = "_@./:-", "_@./:-#"
-_BREAKS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*|\n+|(?<=[,;}\]])\s+")
+_BREAKS = re.compile(
+    r"[.!?。！？\n,;}\]](?:(?<=[.!?])\s+|(?<=[。！？])\s*|(?<=\n)\n*|(?<=[,;}\]])(?:\n+|\s+))"
+)
+"""Begins with all that breaks begin with: else each place of a text is looked at four times."""
 _PIECE = re.compile(
     rf".{{1,{_FRAGMENT_CHARACTERS}}}(?:(?<=\s)|\Z)|.{{1,{_FRAGMENT_CHARACTERS}}}", re.DOTALL
 )
@@ -45,15 +48,11 @@ def identifiers(text: str) -> list[str]:
     return list(dict.fromkeys(_identifiers(text)))
 
 
-@lru_cache(maxsize=4_096)
-def identifier_set(text: str) -> frozenset[str]:
-    """Return the ids and numbers in a text, to be asked for many."""
-    return frozenset(_identifiers(text))
-
-
 def _identifiers(text: str) -> Iterator[str]:
     """Yield what lies between the first and the last letter or digit of each telling run."""
     text = text[:_IDENTIFIERS_OF]
+    if not text.isascii():
+        text = ascii_words(text)
     if text.isascii():
         yield from _ascii_identifiers(text)
         return
@@ -98,27 +97,35 @@ class Fragments:
     def __init__(self, text: str) -> None:
         self.text = text
         self._fragments = _fragments(text)
-        self._words = [frozenset(words(fragment)) for fragment in self._fragments]
-        self._telling = [min(4, len(identifier_set(fragment))) for fragment in self._fragments]
+        self._worth = [1.0] + [0.0] * len(self._fragments)
+        """What each is worth whatever is wanted: to be the first, and its ids and numbers."""
+        self._holding: dict[str, tuple[int, ...]] = {}
+        """Which fragments hold each word."""
+        for number, fragment in enumerate(self._fragments):
+            found, names = words_and_names(fragment)
+            self._worth[number] += 0.5 * min(4, len(names))
+            here = (number,)
+            for word in {*found}:
+                self._holding[word] = self._holding.get(word, ()) + here
 
     def excerpt(self, characters: int, wanted: Collection[str] = ()) -> str:
         """Return an excerpt, as the function of that name does."""
         if len(self.text) <= characters:
             return self.text
-        sought = frozenset(wanted)
-        worth = [
-            2.0 * len(sought & found) + 0.5 * telling
-            for found, telling in zip(self._words, self._telling, strict=True)
-        ]
-        if worth:
-            worth[0] += 1.0
-        chosen: set[int] = set()
-        room = characters - len(GAP)
-        for number in sorted(range(len(worth)), key=lambda n: (-worth[n], n)):
+        worth = self._worth.copy()
+        for word in {*wanted}:
+            for number in self._holding.get(word, ()):
+                worth[number] += 2.0
+        chosen, room = list[int](), characters - len(GAP)
+        # Of equal ones the first stays the first.
+        order = sorted(range(len(self._fragments)), key=worth.__getitem__, reverse=True)
+        for number in order:
             cost = len(self._fragments[number]) + len(GAP)
             if cost <= room:
-                chosen.add(number)
+                chosen.append(number)
                 room -= cost
+                if room <= len(GAP):
+                    break
         return _joined(self._fragments, sorted(chosen)) or _beginning(self.text, characters)
 
 
@@ -142,8 +149,11 @@ def _joined(fragments: Sequence[str], chosen: Sequence[int]) -> str:
     """Return the chosen fragments as they stood, a mark where something was left out."""
     if not chosen:
         return ""
-    inside = [n > 0 and not fragments[n - 1].endswith("\n") for n in range(len(fragments))]
-    parts = [GAP.lstrip()] if inside[chosen[0]] else [""]
+
+    def inside(number: int) -> bool:
+        return number > 0 and not fragments[number - 1].endswith("\n")
+
+    parts = [GAP.lstrip()] if inside(chosen[0]) else [""]
     for number, after in zip(chosen, [*chosen[1:], len(fragments)], strict=True):
         fragment = fragments[number]
         if after == number + 1:
@@ -151,7 +161,7 @@ def _joined(fragments: Sequence[str], chosen: Sequence[int]) -> str:
             continue
         kept = fragment.rstrip()
         gap = GAP_OF_LINES if "\n" in fragment[len(kept) :] else GAP
-        parts += [kept, gap[:-1] + " " if after < len(fragments) and inside[after] else gap]
+        parts += [kept, gap[:-1] + " " if after < len(fragments) and inside(after) else gap]
     return "".join(parts).rstrip()
 
 
@@ -159,7 +169,10 @@ def _fragments(text: str) -> list[str]:
     """Return the fragments of a text with the blanks behind them: joined, they are the text."""
     text, found, start = text.strip(), list[str](), 0
     for end in [*(gap.end() for gap in _BREAKS.finditer(text)), len(text)]:
-        found += [piece[0] for piece in _PIECE.finditer(text, start, end)]
+        if end - start > _FRAGMENT_CHARACTERS:
+            found += [piece[0] for piece in _PIECE.finditer(text, start, end)]
+        elif end > start:
+            found.append(text[start:end])
         start = end
     return found
 

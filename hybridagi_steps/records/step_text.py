@@ -47,6 +47,7 @@ _LOWER_WORDS = _WORDS.lower()
 _LETTERS = re.sub(rb"[a-z]", b"a", re.sub(rb"[A-Z]", b"A", _WORDS))
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_CJK}]|(?:(?![{_CJK}])[^\W_])+")
+_FOREIGN_WORD = re.compile(rf"[{_CJK}]|\w")
 _LONGEST_WORD = 64
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
@@ -202,6 +203,8 @@ def text_hash(text: str) -> int:
 
 def _written(text: str, *, lower: bool) -> list[str]:
     """Return the words in a text as they are written, or in lower case."""
+    if not text.isascii():
+        text = ascii_words(_normal(text))
     if text.isascii():  # as nearly all are: found in a tenth of the time
         letters, first, parts = text.encode(), 0, list[bytes]()
         # As _CAMEL has it: a capital behind a small letter, or between a capital and a small one.
@@ -211,8 +214,16 @@ def _written(text: str, *, lower: bool) -> list[str]:
             first = at
         letters = b" ".join((*parts, letters[first:])) if parts else letters
         return letters.translate(_LOWER_WORDS if lower else _WORDS).decode().split()
-    text = _CAMEL.sub(r" \g<0>", _normal(text))
+    text = _CAMEL.sub(r" \g<0>", text)
     return _WORD.findall(text.lower() if lower else text)
+
+
+def ascii_words(text: str) -> str:
+    """Return a text in ASCII that has the same words, if only what parts words is not."""
+    foreign = text.encode("utf-8", "surrogatepass").translate(None, _ASCII)
+    if _FOREIGN_WORD.search(foreign.decode("utf-8", "surrogatepass")):
+        return text
+    return text.encode("ascii", "replace").decode()
 
 
 def _normal(text: str) -> str:

@@ -16,6 +16,7 @@ their frequencies are nowhere kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,20 @@ _LARGEST = np.iinfo(np.uint16).max
 _DIRECT = 0xE000
 """Numbers below it are one unit; of larger ones this plus the high bits, then the low bits."""
 _LOW_BITS = 15
+_RUN = 100
+"""Units side by side that take as long to gather one by one as to be copied at once."""
 
 
 class Words:
     """Words of several documents, one after the other.
 
     Args:
-        ids: Number of each word's term.
+        ids: Number of each word's term; for reading only.
         lengths: Words of each document asked for.
         window: How many of them are no further ones; those come last.
     """
 
-    def __init__(self, ids: npt.NDArray[np.uint32], lengths: Places, window: Places) -> None:
+    def __init__(self, ids: npt.NDArray[Any], lengths: Places, window: Places) -> None:
         self.ids, self.lengths, self.window = ids, lengths, window
         self._stops = np.cumsum(lengths)
 
@@ -122,17 +125,34 @@ class ForwardIndex:
         if self._unread is not None:
             self._unread.need(starts, starts + lengths)
         behind = np.cumsum(lengths)
-        places = np.repeat(starts - behind + lengths, lengths)
-        places += np.arange(len(places))
-        units = self._columns["units"][places]
+        units = self._gathered(starts - behind + lengths, lengths, behind)
         (high,) = (units >= _DIRECT).nonzero()
-        ids = units.astype(np.uint32)
+        ids: npt.NDArray[Any] = units
         if len(high):
+            ids = units.astype(np.uint32)
             ids[high] = ((ids[high] - _DIRECT) << _LOW_BITS) | ids[high + 1]
             document = np.searchsorted(behind, high, side="right")
             lengths = lengths - np.bincount(document, minlength=len(positions))
             ids = np.delete(ids, high + 1)
         return Words(ids, lengths, window)
+
+    def _gathered(self, offsets: Places, lengths: Places, behind: Places) -> npt.NDArray[np.uint16]:
+        """Return units of documents one behind the other, each so far from where they stand.
+
+        Messages of a session are neighbours: what stands side by side is taken at once.
+        """
+        units = self._columns["units"]
+        if not len(behind) or not behind[-1]:
+            return units[:0]
+        held = lengths > 0
+        begins = np.append((behind - lengths)[held][run := changing(offsets[held])], behind[-1])
+        if len(begins) * _RUN > behind[-1]:
+            places = np.repeat(offsets, lengths)
+            places += np.arange(len(places))
+            return units[places]
+        begins, apart = begins.tolist(), offsets[held][run].tolist()
+        parts = [units[at + a : at + b] for at, (a, b) in zip(apart, pairwise(begins), strict=True)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def own_words(self, positions: Places) -> tuple[Words, Places, Places]:
         """Return all words of documents, and where in each its own begin and end; of -1 none."""
@@ -232,7 +252,7 @@ class TermSlots:
             self._table = np.full(vocabulary + vocabulary // 8, -1, np.int32)
         known = terms >= 0
         self._table[terms[known]] = known.nonzero()[0]
-        found = self._table[words.ids]
+        found = self._table.take(words.ids)
         self._table[terms[known]] = -1
         return found
 

@@ -60,8 +60,9 @@ class Spelled(NamedTuple):
     def hashes(self, secret: np.uint64) -> npt.NDArray[np.uint64]:
         """Return a hash of each, of which the highest bits are best."""
         found = self.chunk(0, slice(None)) * secret
+        longer = np.arange(len(found))
         for first in range(_CHUNK, int(self.lengths.max(initial=0)), _CHUNK):
-            (longer,) = (self.lengths > first).nonzero()
+            longer = longer[self.lengths[longer] > first]
             mixed = found[longer] ^ (found[longer] >> np.uint64(32)) ^ self.chunk(first, longer)
             found[longer] = mixed * secret
         return (found ^ (found >> np.uint64(32))) * secret
@@ -70,9 +71,10 @@ class Spelled(NamedTuple):
         """Return which are spelled as the other ones in their places."""
         equal = self.lengths == other.lengths
         equal &= self.chunk(0, slice(None)) == other.chunk(0, slice(None))
-        for first in range(_CHUNK, int(self.lengths.max(initial=0)), _CHUNK):
-            (longer,) = (equal & (self.lengths > first)).nonzero()
-            equal[longer] = self.chunk(first, longer) == other.chunk(first, longer)
+        (longer,), first = equal.nonzero(), _CHUNK
+        while len(longer := longer[self.lengths[longer] > first]):
+            equal[longer] = same = self.chunk(first, longer) == other.chunk(first, longer)
+            longer, first = longer[same], first + _CHUNK
         return equal
 
 

@@ -24,7 +24,14 @@ from hybridagi_steps.context import ContextBuilder, compact
 from hybridagi_steps.dspy_types import NumberedSteps, StepContext
 from hybridagi_steps.graph.interpreter import GraphInterpreter
 from hybridagi_steps.messages import from_messages, to_provider
-from hybridagi_steps.messages.fences import CONTROL_TOKENS, FENCES, ROLES, fenced, inert
+from hybridagi_steps.messages.fences import (
+    CONTROL_TOKENS,
+    FENCES,
+    ROLES,
+    Quotable,
+    fenced,
+    inert,
+)
 from hybridagi_steps.planning.executor import ToolCaller
 from hybridagi_steps.planning.plan import PlanStep
 from hybridagi_steps.planning.step_prompts import make_brief
@@ -37,6 +44,7 @@ from hybridagi_steps.programs.adapters import (
 )
 from hybridagi_steps.programs.reranking import LMStepReranker
 from hybridagi_steps.programs.tools import Speak
+from hybridagi_steps.records.excerpts import Fragments
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.testing import scripted_lm
 from hybridagi_steps.token_counters import token_counter
@@ -134,6 +142,44 @@ def test_no_text_holds_the_mark_that_ends_it(text: str, tag: str) -> None:
     again = fenced(tag, once)
     assert again.rsplit("</", 1)[1] != mark
     assert fenced(tag, text) == once, "equal texts give equal prompts"
+
+
+cuttable = st.lists(
+    st.one_of(
+        st.sampled_from(["end. ", "so,\n", "12 ", "\n", "\u1680", "。", " ", "x" * 158, "<step"]),
+        st.sampled_from(["a quiet line of words\n", "Assistant: ", "> human:\n", "so: "]),
+        disguises,
+        st.text(max_size=3),
+    ),
+    max_size=14,
+).map("".join)
+
+
+@settings(max_examples=2_000, deadline=None)
+@given(cuttable, st.integers(1, 400), st.lists(st.sampled_from(["end", "12", "quiet", "step"])))
+@example("y" * 155 + "<steps of zebras", 170, [])
+@example("y" * 155 + "<steps of zebras", 20, [])
+@example("\u1680Human: " + "so. " * 99, 50, [])
+@example("Assistant: " + "so. " * 99, 50, [])
+@example("assis\u200btant: " + "so. " * 99, 50, [])
+@example("assistant\u200b: " + "so. " * 99, 5, [])
+@example("- " * 100 + "assistant: " + "so. " * 99, 220, [])
+@example("so. " * 50 + "\nassistant: x. " + "assistant: 12 " * 20, 100, ["12"])
+def test_excerpts_of_a_text_are_inert_where_it_says_so(
+    text: str, length: int, wanted: list[str]
+) -> None:
+    quotable, cut = Quotable.of(text), Fragments(text).excerpt(length, wanted)
+    assert quotable.text == inert(text)
+    assert quotable.excerpt(cut) == inert(cut)
+
+
+def test_excerpts_of_ordinary_texts_need_no_look() -> None:
+    quiet = "user: Is [seat] <b>14C</b> -- for Ann?\n- yes; 1,200 € | no. " * 9
+    assert Quotable.of(quiet) == (quiet, "")
+    assert Quotable.of(f"assistant: {quiet}") == (f"assistant : {quiet}", "assistant:")
+    for loud in ("<steps", "\u200b<\u200bruns", "\nHuman: no", "\x07"):
+        assert Quotable.of(f"{quiet}{loud}").label is None
+        assert Quotable.of(f"assistant: {quiet}{loud}").label is None
 
 
 def test_control_characters_go_and_so_does_what_turns_a_text() -> None:

@@ -50,6 +50,14 @@ def test_a_text_in_ascii_names_what_it_names_beside_others(text: str) -> None:
     assert identifiers(text) == identifiers(f"{text} é")
 
 
+@given(st.text("aB1_@#./:-, \n\x00…“\u0301\u200b🙂"))
+def test_what_parts_words_changes_no_name_or_word(text: str) -> None:
+    """Texts in which nothing else is not ASCII are read as such."""
+    assert identifiers(f"{text} “") == identifiers(f"{text} é")
+    found = words(f"{text} “")
+    assert sorted((*found, "é")) == sorted(words(f"{text} é"))
+
+
 @given(st.text("ab1 .\n,", min_size=200))
 def test_what_is_kept_stands_in_the_text(text: str) -> None:
     for kept in excerpt(text, 120, ["a1"]).split("[…]"):
