@@ -28,7 +28,7 @@ from hybridagi_steps.records.store_values import (
     VectorRow,
 )
 from hybridagi_steps.search.bm25 import LexicalIndex
-from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter
+from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter, is_past_of, stood_at
 from hybridagi_steps.search.columns.step_columns import StepColumns, TurnColumns, turns_of
 from hybridagi_steps.search.index_cache import (
     CacheFile,
@@ -39,7 +39,7 @@ from hybridagi_steps.search.index_cache import (
 )
 from hybridagi_steps.search.vector_index import FaissIndex
 
-FORMAT = 11
+FORMAT = 12
 """Layout of the cache; another one is not read."""
 
 PAGE = 2_000
@@ -251,7 +251,7 @@ class StepIndex:
             for part, parts in self._parts().items()
             for name, array in parts.items()
         }
-        held = {"position": list(self.position), "steps": len(self.columns)}
+        held = stood_at(self._store, self.position, self.columns.held())
         saved = save_cache(self._cache, {**self._identity(), **held}, arrays)
         if saved:
             self._distrusted = False
@@ -368,7 +368,7 @@ class StepIndex:
         if found is None:
             return
         position = Position(*found.header["position"])
-        if not position.may_be_past_of(now):
+        if not is_past_of(self._store, found.header, now):
             log.info("the index cache is of another time of this store; building it anew")
             return
         try:

@@ -219,3 +219,34 @@ def test_a_first_flush_with_nothing_pending_loads_neither_embedder_nor_index(
         memory.flush()
         assert loaded == ["index"]
         assert cache.stat().st_size > 8, "it is made anew"
+
+
+def test_a_cache_of_steps_that_a_restored_file_never_had_is_not_used(tmp_path: Path) -> None:
+    """After as many other steps the counters are those of the cache, and its rows are theirs."""
+    path, kept = tmp_path / "steps.db", tmp_path / "kept.db"
+
+    def said(name: str, count: int) -> list[AgentStep]:
+        made = [step(number) for number in range(count)]
+        for one in made:
+            one.id, one.user_id = f"{name}-{one.id}", name
+            one.inputs = {"purpose": f"{name} {one.purpose}"}
+        return made
+
+    with StepMemory(path, embedder="hashing:64") as memory:
+        memory.add(said("first", STEPS))
+        memory.flush()
+        memory.backup(kept)
+        memory.add(said("lost", 300))
+        memory.flush()
+        memory.search("refund", where={"user_id": "lost"})
+    for beside in ("-wal", "-shm"):
+        path.with_name(path.name + beside).unlink(missing_ok=True)
+    kept.replace(path)
+    with StepMemory(path) as memory:
+        memory.add(said("other", 400))
+        memory.flush()
+    with StepMemory(path) as memory:
+        assert not memory.search("lost", mode="lexical")
+        assert not memory.search("number", where={"user_id": "lost"})
+        own = memory.search("number", 5_000, mode="lexical", where={"user_id": "other"})
+        assert len(own) == 400

@@ -11,15 +11,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.outside_files import columns_path
 from hybridagi_steps.protocols import IndexedStore, MessageIndex
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filter_fields import KEY_FIELDS, StepKey
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import (
@@ -47,7 +51,7 @@ from hybridagi_steps.search.columns.key_columns import (
 )
 from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
 
-FILTER_FORMAT = 5
+FILTER_FORMAT = 6
 """Layout of the file of columns; another one is not read."""
 Flags = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int64)
@@ -68,12 +72,59 @@ _WHOSE = ("run_id", "sessions", "author", "asked_by")
 """The keys that say whose a message is."""
 _MOST_JOINED = 100_000
 """Rows of both kinds that answers may have which are remembered."""
+_MARKS = 4
+"""Newest rows of each kind by which a cache knows its store again; some may be gone by then."""
 
 log = logging.getLogger("hybridagi_steps")
 
 
 def _nothing_saved() -> None:
     return None
+
+
+@runtime_checkable
+class _Readable(Protocol):
+    """A store that gives back what stands in its rows."""
+
+    def read(self, rows: Sequence[int]) -> dict[int, AgentStep]: ...
+
+
+def stood_at(store: IndexedStore, position: Position, rows: Rows) -> dict[str, Any]:
+    """Return what a cache of some rows, ascending, notes of the store it was made of."""
+    steps = int(np.searchsorted(rows, MESSAGE_ROWS))
+    newest = [*rows[:steps][-_MARKS:].tolist(), *rows[steps:][-_MARKS:].tolist()]
+    held = {"position": list(position), "steps": len(rows)}
+    return {**held, "newest": _marks(store, newest)}
+
+
+def is_past_of(store: IndexedStore, header: Mapping[str, Any], now: Position) -> bool:
+    """Tell whether a store at `now` has gone on from where a cache with this header was written.
+
+    Counters alone do not tell: an older file that was put back, or a copy that went on by itself,
+    comes to the same ones with other steps.
+    """
+    known: dict[str, str] = header["newest"]
+    if not Position(*header["position"]).may_be_past_of(now):
+        return False
+    there = _marks(store, [*map(int, known)])
+    same = there.items() <= known.items()
+    return same and (bool(there) or not isinstance(store, _Readable))
+
+
+def _marks(store: IndexedStore, rows: Sequence[int]) -> dict[str, str]:
+    """Return a digest of what never changes of those rows that are there and whole, by row."""
+    found: dict[str, str] = {}
+    if not isinstance(store, _Readable):
+        return found
+    for row in rows:
+        with suppress(DamagedFileError):  # who shows it, and `verify`, name it
+            for step in store.read([row]).values():
+                if row < MESSAGE_ROWS:
+                    said = step.model_dump_json(exclude={"score", "feedback"})
+                else:  # what else is told of it depends on the messages around
+                    said = f"{step.id} {step.created_at}"
+                found[str(row)] = blake2b(said.encode(), digest_size=12).hexdigest()
+    return found
 
 
 class SavedColumns(NamedTuple):
@@ -100,7 +151,7 @@ class FilterFile:
         if file is None:
             return None
         since, now = Position(*file.header["position"]), self._store.frontier().position
-        if not since.may_be_past_of(now):
+        if not is_past_of(self._store, file.header, now):
             return None
         found = self._store.changes(since._replace(text=now.text, vector=now.vector), limit=1)
         removed, rescored = np.array(found.removed, np.int64), since.branch != now.branch
@@ -122,8 +173,10 @@ class FilterFile:
         """
         if self.path is not None:
             filters.read_on(every=every)
-            header = {**self._identity, "position": list(position)}
-            save_cache(self.path, header, filters.to_arrays())
+            arrays = filters.to_arrays()
+            rows = np.concatenate([np.asarray(arrays[n]) for n in arrays if n.endswith("/rows")])
+            header = {**self._identity, **stood_at(self._store, position, rows)}
+            save_cache(self.path, header, arrays)
 
     def _opened(self) -> CacheFile | None:
         return None if self.path is None else load_cache(self.path, self._identity)
