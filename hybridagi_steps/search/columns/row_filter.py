@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
@@ -72,8 +71,9 @@ _WHOSE = ("run_id", "sessions", "author", "asked_by")
 """The keys that say whose a message is."""
 _MOST_JOINED = 100_000
 """Rows of both kinds that answers may have which are remembered."""
-_MARKS = 4
-"""Newest rows of each kind by which a cache knows its store again; some may be gone by then."""
+_SPREAD = 4
+"""A cache knows its store again by the newest row of each kind, the 4th from the end, the 16th and
+so on: some may be gone by then, and a whole run of the newest."""
 
 log = logging.getLogger("hybridagi_steps")
 
@@ -92,9 +92,14 @@ class _Readable(Protocol):
 def stood_at(store: IndexedStore, position: Position, rows: Rows) -> dict[str, Any]:
     """Return what a cache of some rows, ascending, notes of the store it was made of."""
     steps = int(np.searchsorted(rows, MESSAGE_ROWS))
-    newest = [*rows[:steps][-_MARKS:].tolist(), *rows[steps:][-_MARKS:].tolist()]
+    marked = [row for kind in (rows[:steps], rows[steps:]) for row in _spread(kind)]
     held = {"position": list(position), "steps": len(rows)}
-    return {**held, "newest": _marks(store, newest)}
+    return {**held, "marks": _marks(store, marked)}
+
+
+def _spread(rows: Rows) -> list[int]:
+    back = np.array([_SPREAD**n for n in range(32) if _SPREAD**n <= len(rows)], np.int64)
+    return rows[-back].tolist()
 
 
 def is_past_of(store: IndexedStore, header: Mapping[str, Any], now: Position) -> bool:
@@ -103,7 +108,7 @@ def is_past_of(store: IndexedStore, header: Mapping[str, Any], now: Position) ->
     Counters alone do not tell: an older file that was put back, or a copy that went on by itself,
     comes to the same ones with other steps.
     """
-    known: dict[str, str] = header["newest"]
+    known: dict[str, str] = header["marks"]
     if not Position(*header["position"]).may_be_past_of(now):
         return False
     there = _marks(store, [*map(int, known)])
@@ -114,17 +119,22 @@ def is_past_of(store: IndexedStore, header: Mapping[str, Any], now: Position) ->
 def _marks(store: IndexedStore, rows: Sequence[int]) -> dict[str, str]:
     """Return a digest of what never changes of those rows that are there and whole, by row."""
     found: dict[str, str] = {}
-    if not isinstance(store, _Readable):
-        return found
-    for row in rows:
-        with suppress(DamagedFileError):  # who shows it, and `verify`, name it
-            for step in store.read([row]).values():
-                if row < MESSAGE_ROWS:
-                    said = step.model_dump_json(exclude={"score", "feedback"})
-                else:  # what else is told of it depends on the messages around
-                    said = f"{step.id} {step.created_at}"
-                found[str(row)] = blake2b(said.encode(), digest_size=12).hexdigest()
+    for row, step in _whole(store, rows).items() if isinstance(store, _Readable) else ():
+        if row < MESSAGE_ROWS:
+            said = step.model_dump_json(exclude={"score", "feedback"})
+        else:  # what else is told of it depends on the messages around
+            said = f"{step.id} {step.created_at}"
+        found[str(row)] = blake2b(said.encode(), digest_size=12).hexdigest()
     return found
+
+
+def _whole(store: _Readable, rows: Sequence[int]) -> dict[int, AgentStep]:
+    """Return what stands in rows; who shows one that is damaged, and `verify`, name it."""
+    try:
+        return store.read(rows)
+    except DamagedFileError:
+        each = (_whole(store, [row]) for row in rows) if len(rows) > 1 else ()
+        return {row: step for found in each for row, step in found.items()}
 
 
 class SavedColumns(NamedTuple):
