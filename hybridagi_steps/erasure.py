@@ -48,14 +48,10 @@ class Doomed(NamedTuple):
 def erase(
     store: StoreBackend, where: StepFilter, namespace: str, address: str, by: str | None
 ) -> Erased:
-    """Delete what a filter means.
+    """Delete what a filter means, some condition of which leaves something out.
 
-    Args:
-        store: Where from.
-        where: Which steps; some condition of it leaves something out.
-        namespace: The memory's, by which queues tell its runs.
-        address: The memory's own, by which its queue is found.
-        by: The user who asks: AgentSteps of others stay; None: they go.
+    By `namespace` queues tell the memory's runs; its own queue is found by its `address`.
+    AgentSteps of others than the user who asks (`by`) stay; None: they go.
     """
     doomed, meant = doomed_by(store, where), meant_by(store, where)
     matching = _matching_messages(store, where)
@@ -284,15 +280,11 @@ def _own_turns(
 
 
 def _owners(turns: Sequence[_Turn], after_all: set[str]) -> list[set[str]]:
-    """Return whose each turn is.
+    """Return whose each turn of a line is; `after_all` are users of steps behind the last message.
 
     A step may have been written before its message, or after: then it stands at the first message
     of the next turn. So that one counts for a turn that nothing answered and nobody else is known
     of, and for the next turn only when nobody else is known of that either.
-
-    Args:
-        turns: All turns of a line.
-        after_all: Users of the steps that stand behind the last message.
     """
     found: list[set[str]] = []
     first_counts = True

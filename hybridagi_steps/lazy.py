@@ -22,8 +22,10 @@ def lazy_names(
     names: Mapping[str, str],
     root: str | None = None,
     needs: Mapping[str, str] | None = None,
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package whose names live in its modules.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names live in its modules.
+
+    A type checker is told the same by imports `X as X`, which say that a name is public.
 
     Args:
         package: The package's `__name__`.
@@ -49,7 +51,7 @@ def lazy_names(
         own = {name for name in vars(sys.modules[package]) if name.startswith("__")}
         return sorted(own | (homes.keys() - missing))
 
-    return load, listed
+    return load, listed, sorted(homes)
 
 
 def describe_fields(schema: dict[str, Any], model: type[BaseModel]) -> None:

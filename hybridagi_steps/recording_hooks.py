@@ -83,11 +83,9 @@ def unnoted() -> Generator[None]:
 
 
 def listen(listener: Callable[[Recalled], None], user_of: Callable[[object], str | None]) -> None:
-    """Have everything told to `listener` that is noted from now on, and `user_of` asked for users.
+    """Have all that is handed out from now on told to `listener`, and `user_of` asked for users.
 
-    Args:
-        listener: Gets what was handed out.
-        user_of: Returns the user of the active recording, those into a given memory first.
+    The latter returns the user of the active recording, those into a given memory first.
     """
     _listeners.append(listener)
     _users.append(user_of)

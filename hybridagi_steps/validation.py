@@ -53,11 +53,9 @@ _ids_of = itemgetter(*ID_FIELDS)
 
 
 def admitted(steps: object, redact: Redact | None) -> list[AgentStep]:
-    """Return the steps as they may be stored; the ones given are not changed.
+    """Return the steps as they may be stored; the ones given, or what holds them, are not changed.
 
-    Args:
-        steps: An AgentStep, several, or what holds them in `.steps`.
-        redact: Applied to every string of inputs, outputs, metadata and extra fields.
+    `redact` is applied to every string of inputs, outputs, metadata and extra fields.
     """
     if isinstance(steps, AgentStep):
         return [_admitted(steps, redact)]
@@ -197,10 +195,8 @@ _MESSAGE_VALUES = ("content", "tool_calls", *_TEXTS, "metadata")
 def admitted_messages(messages: object, session_id: str, redact: Redact | None) -> list[Step]:
     """Return messages as they may be stored in a session; the ones given are not changed.
 
-    Args:
-        messages: A Step, a message in a provider's form, or several of them.
-        session_id: The session they go to.
-        redact: Applied to every string of content, calls, reasoning, name and metadata.
+    They are Steps, or in a provider's form. `redact` is applied to every string of content, calls,
+    reasoning, name and metadata.
     """
     check_id("session_id", session_id)
     if isinstance(messages, Step | Mapping):

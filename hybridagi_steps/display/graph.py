@@ -336,12 +336,7 @@ def _share(character: str) -> float:
 
 
 def shown(text: str, *, lines: bool = False) -> str:
-    """Return a text with nothing in it that XML forbids or an eye cannot see.
-
-    Args:
-        text: Any text.
-        lines: Keep its line ends.
-    """
+    """Return a text without what XML forbids or no eye can see; `lines` keeps line ends."""
     return "".join(_seen(character, lines) for character in text)
 
 

@@ -38,13 +38,10 @@ class Layers:
 
 
 def layered(count: int, arcs: Sequence[Arc]) -> Layers:
-    """Return nodes in layers with few crossings.
+    """Return nodes in layers with few crossings; those that come first are placed first.
 
-    Args:
-        count: Number of nodes, 0 to count - 1; those that come first are placed first.
-        arcs: From node to node; no node leads to itself.
-
-    Complexity: O(sweeps e log e) in the number of nodes and bends.
+    No arc leads from a node to itself. Complexity: O(sweeps e log e) in the number of nodes and
+    bends.
     """
     turned = _closing(count, arcs)
     down = [(b, a) if i in turned else (a, b) for i, (a, b) in enumerate(arcs)]

@@ -55,12 +55,7 @@ class Placed:
 
 
 def place(sizes: Sequence[tuple[float, float]], lines: Sequence[Line]) -> Placed:
-    """Return where nodes and edges of a graph go.
-
-    Args:
-        sizes: Width and height of each node.
-        lines: The edges; none leads from a node to itself.
-    """
+    """Return where nodes of some sizes go, and edges, none of which leads to its own node."""
     layers = layered(len(sizes), [(line.source, line.target) for line in lines])
     labels = _labelled(layers, lines)
     count = sum(len(row) for row in layers.order)

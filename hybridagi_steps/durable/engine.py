@@ -270,13 +270,10 @@ class Engine:
     ) -> None:
         """Launch DBOS; what dead workers had begun is put back into the queue, now and later.
 
-        Args:
-            worker: Does the work that is taken.
-            at_once: Of each queue that is served, how much at a time in this process.
-            poll_seconds: How often the queue is looked at.
-            serves: Whether work is taken from the queue, or only handed out.
-            worker_id: This worker's name; by default the first that nobody living holds.
-            look: Also called whenever dead workers are looked for, in the same thread.
+        `worker` does what is taken, of each queue that is served so much `at_once` in this process,
+        unless work is only handed out (`serves`). Without a name it has the first that nobody
+        living holds. `look` is also called whenever dead workers are looked for, in the same
+        thread.
         """
         self._look = look
         with ExitStack() as stack, self.database.opening():

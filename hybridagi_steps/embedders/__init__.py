@@ -16,25 +16,18 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.embedders.caching import CachingEmbedder
-    from hybridagi_steps.embedders.dspy_embedder import DspyEmbedder
-    from hybridagi_steps.embedders.hashing import HashingEmbedder
-    from hybridagi_steps.embedders.resolution import embedder_for, resolve_embedder
-    from hybridagi_steps.embedders.sentence_transformer import SentenceTransformerEmbedder
-    from hybridagi_steps.embedders.vectors import CheckedVectors, checked_vectors
-    from hybridagi_steps.embedders.wordllama import WordLlamaEmbedder
+    from hybridagi_steps.embedders.caching import CachingEmbedder as CachingEmbedder
+    from hybridagi_steps.embedders.dspy_embedder import DspyEmbedder as DspyEmbedder
+    from hybridagi_steps.embedders.hashing import HashingEmbedder as HashingEmbedder
+    from hybridagi_steps.embedders.resolution import embedder_for as embedder_for
+    from hybridagi_steps.embedders.resolution import resolve_embedder as resolve_embedder
+    from hybridagi_steps.embedders.sentence_transformer import (
+        SentenceTransformerEmbedder as SentenceTransformerEmbedder,
+    )
+    from hybridagi_steps.embedders.vectors import CheckedVectors as CheckedVectors
+    from hybridagi_steps.embedders.vectors import checked_vectors as checked_vectors
+    from hybridagi_steps.embedders.wordllama import WordLlamaEmbedder as WordLlamaEmbedder
 
-__all__ = [
-    "CachingEmbedder",
-    "CheckedVectors",
-    "DspyEmbedder",
-    "HashingEmbedder",
-    "SentenceTransformerEmbedder",
-    "WordLlamaEmbedder",
-    "checked_vectors",
-    "embedder_for",
-    "resolve_embedder",
-]
 
 _NAMES = {
     "caching": "CachingEmbedder",
@@ -47,4 +40,4 @@ _NAMES = {
 }
 
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES)

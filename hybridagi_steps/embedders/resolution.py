@@ -191,8 +191,7 @@ class EmbedderBinding:
     def usable(self, epoch: int | None = None) -> Embedder:
         """Return the embedder as `bound` does, also when the store cannot be told of it now.
 
-        Args:
-            epoch: The store's; while it is the same the store is not asked again.
+        While the `epoch` is the same the store is not asked again.
         """
         if epoch is not None and epoch == self._epoch:
             return self.known()

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.exchange.exporter import export_file, salvage_file
-    from hybridagi_steps.exchange.importer import ImportReport, check_file, import_file
+    from hybridagi_steps.exchange.exporter import export_file as export_file
+    from hybridagi_steps.exchange.exporter import salvage_file as salvage_file
+    from hybridagi_steps.exchange.importer import ImportReport as ImportReport
+    from hybridagi_steps.exchange.importer import check_file as check_file
+    from hybridagi_steps.exchange.importer import import_file as import_file
 
-__all__ = ["ImportReport", "check_file", "export_file", "import_file", "salvage_file"]
 
 _NAMES = {
     "exporter": "export_file salvage_file",
     "importer": "ImportReport check_file import_file",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES)

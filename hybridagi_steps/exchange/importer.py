@@ -232,11 +232,9 @@ class _Importer:
         self._store_units()
 
     def _completed(self, records: list[Parsed], there: dict[str, AgentStep]) -> list[Parsed]:
-        """Return records with their source, the caller's defaults and sound links.
+        """Return records of a batch with their source, the caller's defaults and sound links.
 
-        Args:
-            records: Steps of a batch, in order.
-            there: Those of them that are stored already; the others are added.
+        `there` are those of them that are stored already; the others are added.
         """
         sourced = [from_outside(record.step.metadata, self._from) for record in records]
         completed: list[Parsed] = []

@@ -202,11 +202,9 @@ class ParentLinks:
         self._cut = 0
 
     def sound(self, steps: Sequence[AgentStep], there: dict[str, AgentStep]) -> list[AgentStep]:
-        """Return the steps of a batch without links that lead back to them.
+        """Return the steps of a batch, in order, without links that lead back to them.
 
-        Args:
-            steps: In order; those of the batch before are stored.
-            there: Steps that are stored already, by id, and stay as they are; the others are added.
+        `there` are stored already, by id, and stay as they are; the others are added.
         """
         named: set[str] = set()
         own: set[str] = set()
@@ -286,12 +284,7 @@ class VectorOrigins:
         self._left_out: Counter[str] = Counter()
 
     def fitting(self, step: AgentStep, embedder: str | None) -> AgentStep:
-        """Return a step, without its vector where that cannot be compared with the others here.
-
-        Args:
-            step: A step that is to be stored.
-            embedder: Who made its vector, as far as the file says.
-        """
+        """Return a step, without its vector where that `embedder` is another than the memory's."""
         if step.vector is None or embedder in (None, self._memory.embedder.model_id):
             return step
         self._left_out[embedder] += 1

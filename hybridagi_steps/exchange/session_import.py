@@ -89,11 +89,9 @@ class SessionImport:
     def begin(self, session_id: str, *, anywhere: bool, branch_of: str | None = None) -> None:
         """Begin a line that goes into a session.
 
-        Args:
-            session_id: The session.
-            anywhere: Whether it may begin later than with the session's first message: where its
-                own first one stands, else at the end.
-            branch_of: The thread whose branch it is, where `session_id` is only what we call it.
+        `anywhere` it may begin later than with the session's first message: where its own first one
+        stands, else at the end. `branch_of` is the thread whose branch it is, where we gave the
+        name.
         """
         self.end()
         held = self._ids(session_id)
@@ -102,12 +100,9 @@ class SessionImport:
         self._line = line
 
     def begin_own(self, session_id: str, shares: int, last_shared: str | None) -> None:
-        """Begin a session that we wrote, which shares its beginning with another.
+        """Begin a session that we wrote, which shares so many messages with another.
 
-        Args:
-            session_id: The session.
-            shares: How many messages it shares.
-            last_shared: Id of the last one; None when it shares nothing.
+        `last_shared` is the id of the last of them; None when it shares nothing.
         """
         self.end()
         check_id("session_id", session_id)
@@ -129,8 +124,7 @@ class SessionImport:
     def commit(self, units: Sequence[Unit]) -> list[Parsed]:
         """Store units of the line, leaving out messages that are there.
 
-        Returns:
-            The steps of units without a new message, which were not stored.
+        What is returned are the steps of units without a new message, which were not stored.
         """
         before = deepcopy(self._line)
         try:
@@ -211,8 +205,7 @@ class SessionImport:
     def _leave(self, line: _Line, place: int, message: Step) -> bool:
         """Go on in a fork, since the session that is there says something else from here on.
 
-        Returns:
-            Whether the fork is there already, and has this message.
+        Tell whether the fork is there already, and has this message.
         """
         line.session_id, shared = _fork_name(line.asked, message.id), line.session_id
         line.shared = (shared, place) if place else None

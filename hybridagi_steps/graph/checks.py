@@ -40,10 +40,8 @@ def problems(
 ) -> list[str]:
     """Return all that is wrong with a program, one plain sentence each; empty when sound.
 
-    Args:
-        program: The program.
-        programs: The programs that may be called, by name. With them, calls of unknown programs
-            and recursion without an exit are found too; None leaves calls unchecked.
+    With the `programs` that may be called, by name, calls of unknown programs and recursion without
+    an exit are found too; None leaves calls unchecked.
     """
     found = [*_names(program), *_edges(program)]
     if set(program.nodes) <= set(_CONTROL_IDS):

@@ -109,12 +109,7 @@ class ReadText:
 
 
 def read(text: str, name: str | None = None) -> ReadText:
-    """Read the text form of a program.
-
-    Args:
-        text: The text; a byte order mark and any line ends are fine.
-        name: What errors call it.
-    """
+    """Read the text form of a program; `name` is what errors call it."""
     try:
         text.encode()
         return _Reader(_parser().parse(text)).read()

@@ -110,10 +110,7 @@ def parts_of(predictor: dspy.Module | None) -> tuple[Any, ...]:
 def asked(predictor: dspy.Module, inputs: dict[str, Any], lm: object = None) -> Work[Any]:
     """Ask a language model and return its prediction.
 
-    Args:
-        predictor: The node's predictor.
-        inputs: What it is told.
-        lm: The model to ask when the predictor has none of its own, instead of the one configured.
+    `lm` is asked when the predictor has none of its own, instead of the one configured.
     """
     request = Request(lambda: predictor(**inputs), lambda: predictor.acall(**inputs))
     try:
@@ -154,8 +151,7 @@ def choice_asked(
 ) -> Work[tuple[str, str]]:
     """Ask until the answer is an option, at most `corrections` times more.
 
-    Returns:
-        The label, and what was said.
+    Returned are the label, and what was said.
     """
     options = offered(labels)
     wording, said = question, ""

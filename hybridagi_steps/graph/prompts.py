@@ -40,19 +40,12 @@ def rendered(
     *,
     for_model: bool = True,
 ) -> tuple[str, str]:
-    """Fill in a prompt.
+    """Fill in a prompt; return it, and as it may be remembered.
 
-    Args:
-        template: The prompt as it stands in the program.
-        variables: Everything the run knows.
-        var_in: The variables that the prompt may use, besides `query` and `objective`.
-        where: What is named when it fails, such as "the prompt of main.answer".
-        for_model: Whether a language model reads it; then no mark of a chat template acts in what
-            is filled in.
-
-    Returns:
-        The prompt, and the prompt as it may be remembered: where recalled steps stood there is a
-        note with their ids, so that old experience is not stored again as new.
+    There a note with their ids stands where recalled steps stood, so that old experience is not
+    stored again as new. The prompt may use `var_in` of the run's variables, besides `query` and
+    `objective`. When it fails `where` is named, such as "the prompt of main.answer". If a language
+    model reads it (`for_model`), no mark of a chat template acts in what is filled in.
     """
     missing = [name for name in var_in if name not in variables]
     if missing:

@@ -12,20 +12,14 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.messages.agent_steps import to_agent_steps, to_messages
-    from hybridagi_steps.messages.provider_in import from_messages
-    from hybridagi_steps.messages.provider_out import AnthropicPrompt, to_provider
-    from hybridagi_steps.messages.units import Unit, message_units
+    from hybridagi_steps.messages.agent_steps import to_agent_steps as to_agent_steps
+    from hybridagi_steps.messages.agent_steps import to_messages as to_messages
+    from hybridagi_steps.messages.provider_in import from_messages as from_messages
+    from hybridagi_steps.messages.provider_out import AnthropicPrompt as AnthropicPrompt
+    from hybridagi_steps.messages.provider_out import to_provider as to_provider
+    from hybridagi_steps.messages.units import Unit as Unit
+    from hybridagi_steps.messages.units import message_units as message_units
 
-__all__ = [
-    "AnthropicPrompt",
-    "Unit",
-    "from_messages",
-    "message_units",
-    "to_agent_steps",
-    "to_messages",
-    "to_provider",
-]
 
 _NAMES = {
     "agent_steps": "to_agent_steps to_messages",
@@ -34,4 +28,4 @@ _NAMES = {
     "units": "Unit message_units",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES)

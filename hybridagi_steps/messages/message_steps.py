@@ -224,15 +224,11 @@ def _step_of(
 
 
 def message_steps(line: Sequence[Step], owners: Sequence[object]) -> list[MessageStep]:
-    """Return what each message of a line tells.
+    """Return what each message of a line tells. Complexity: linear in their number.
 
-    Args:
-        line: Messages in order. What stands before them is not known: a line that begins in the
-            middle should begin with a user's message.
-        owners: Whose each is. A question and its answer, a call and its result are told together
-            where these are equal.
-
-    Complexity: linear in the number of messages.
+    A line that begins in the middle should begin with a user's message, since what stands before is
+    not known. A question and its answer, a call and its result are told together if their owners
+    are equal.
     """
     return _Teller(line, owners).tell()
 

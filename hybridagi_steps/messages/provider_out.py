@@ -131,11 +131,8 @@ def anthropic_prompt(
 ) -> AnthropicPrompt:
     """Return a system prompt and sound units' messages in Anthropic's form.
 
-    Args:
-        system: The system prompt.
-        messages: Its messages.
-        cached: How many messages the mark of the prompt cache shall follow, 0 for the system prompt
-            alone; None sets none. Anthropic takes four marks: where they are there, none is added.
+    The mark of the prompt cache shall follow so many messages, 0 for the system prompt alone; None
+    sets none. Anthropic takes four marks: where they are there, none is added.
     """
     turns: list[tuple[str, list[JsonObject]]] = []
     stable: list[JsonObject] = []

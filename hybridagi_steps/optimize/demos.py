@@ -184,11 +184,7 @@ def demos_of(
 
 
 def demo_of(step: AgentStep, signature: Any, memory: StepMemory) -> dspy.Example:
-    """Return a step as a demonstration for a signature.
-
-    Raises:
-        LeftOutError: It failed, is not whole, or does not fit; the text is the reason.
-    """
+    """Return a step as a demonstration for a signature; LeftOutError says why it is none."""
     check_whole(step)
     if step.signature is not None and step.signature != signature_key(signature):
         raise LeftOutError("another signature")

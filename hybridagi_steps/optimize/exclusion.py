@@ -199,10 +199,8 @@ class _Run(NamedTuple):
 class Fence:
     """Judges which runs of a memory are tied to others, and remembers what it has read.
 
-    Args:
-        memory: Where the runs are.
-        group: Which belong together; None asks only for examples and descent.
-        defaults: What inputs are that a call leaves out, where inputs are compared.
+    `group` says which belong together; None asks only for examples and descent. `defaults` are what
+    inputs are that a call leaves out, where inputs are compared.
     """
 
     def __init__(

@@ -68,11 +68,7 @@ class FailureWarning(NamedTuple):
 
 
 def failure_warning(hits: Sequence[StepHit]) -> FailureWarning | None:
-    """Return a line on like attempts, if at least half of them failed.
-
-    Args:
-        hits: Past steps of the same predictor, the nearest first.
-    """
+    """Return a line on like attempts, the nearest first, if at least half of them failed."""
     best = max((hit.score for hit in hits), default=0.0)
     like = [hit for hit in hits if hit.score >= _LIKE * best][:_ATTEMPTS]
     failed = [hit for hit in like if _has_failed(hit.step)]

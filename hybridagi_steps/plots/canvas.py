@@ -66,9 +66,7 @@ def axes_for(ax: Axes | None, width: float, height: float) -> Axes:
 def groups_of(names: Sequence[str], colours: Mapping[str, str] | None = None) -> list[Group]:
     """Return equal names as groups, largest first; those beyond the palette become one, in grey.
 
-    Args:
-        names: What each thing drawn is called.
-        colours: Names whose colour is fixed.
+    `colours` are those of names whose colour is fixed.
     """
     ranked = [name for name, _ in sorted(Counter(names).items(), key=lambda i: (-i[1], i[0]))]
     most = len(PALETTE) if len(ranked) <= len(PALETTE) else len(PALETTE) - 1

@@ -228,12 +228,7 @@ def reliability_curves(
 ) -> Axes:
     """Draw curves of bins: on the diagonal shares are what they say.
 
-    Args:
-        curves: By name bins as (low, high, count, predicted, observed).
-        ax: Where to draw; by default a new figure.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
+    Bins are (low, high, count, predicted, observed) each, by the curve's name.
     """
     axes = axes_for(ax, 5.5, 4.5)
     if not any(curves.values()):

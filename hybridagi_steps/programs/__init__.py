@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.graph.checks import check_programs
-    from hybridagi_steps.graph.metrics import AnswerCritic, answer_matches
-    from hybridagi_steps.graph.nodes import Action, Control, Decision, Program
-    from hybridagi_steps.graph.program import GraphProgram
+    from hybridagi_steps.graph.checks import check_programs as check_programs
+    from hybridagi_steps.graph.metrics import AnswerCritic as AnswerCritic
+    from hybridagi_steps.graph.metrics import answer_matches as answer_matches
+    from hybridagi_steps.graph.nodes import Action as Action
+    from hybridagi_steps.graph.nodes import Control as Control
+    from hybridagi_steps.graph.nodes import Decision as Decision
+    from hybridagi_steps.graph.nodes import Program as Program
+    from hybridagi_steps.graph.program import GraphProgram as GraphProgram
 
-__all__ = [
-    "Action",
-    "AnswerCritic",
-    "Control",
-    "Decision",
-    "GraphProgram",
-    "Program",
-    "answer_matches",
-    "check_programs",
-]
 
 _NAMES = {
     "checks": "check_programs",
@@ -35,4 +29,4 @@ _NAMES = {
     "program": "GraphProgram",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES, "hybridagi_steps.graph")
+__getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES, "hybridagi_steps.graph")

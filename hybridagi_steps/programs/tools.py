@@ -13,43 +13,24 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.graph.tools.base import CallProgram, GraphTool, ToolUse
-    from hybridagi_steps.graph.tools.builtin import (
-        AskUser,
-        ChainOfThought,
-        PastActionSearch,
-        Predict,
-        Speak,
-        UpdateObjective,
-    )
-    from hybridagi_steps.graph.tools.functions import DSPyTool, FunctionTool, tools_by_name
-    from hybridagi_steps.graph.tools.program_tools import (
-        AddGraphProgram,
-        CallGraphProgram,
-        GraphProgramSearch,
-        ReadGraphProgram,
-    )
-    from hybridagi_steps.graph.tools.tool_box import ToolBox
+    from hybridagi_steps.graph.tools.base import CallProgram as CallProgram
+    from hybridagi_steps.graph.tools.base import GraphTool as GraphTool
+    from hybridagi_steps.graph.tools.base import ToolUse as ToolUse
+    from hybridagi_steps.graph.tools.builtin import AskUser as AskUser
+    from hybridagi_steps.graph.tools.builtin import ChainOfThought as ChainOfThought
+    from hybridagi_steps.graph.tools.builtin import PastActionSearch as PastActionSearch
+    from hybridagi_steps.graph.tools.builtin import Predict as Predict
+    from hybridagi_steps.graph.tools.builtin import Speak as Speak
+    from hybridagi_steps.graph.tools.builtin import UpdateObjective as UpdateObjective
+    from hybridagi_steps.graph.tools.functions import DSPyTool as DSPyTool
+    from hybridagi_steps.graph.tools.functions import FunctionTool as FunctionTool
+    from hybridagi_steps.graph.tools.functions import tools_by_name as tools_by_name
+    from hybridagi_steps.graph.tools.program_tools import AddGraphProgram as AddGraphProgram
+    from hybridagi_steps.graph.tools.program_tools import CallGraphProgram as CallGraphProgram
+    from hybridagi_steps.graph.tools.program_tools import GraphProgramSearch as GraphProgramSearch
+    from hybridagi_steps.graph.tools.program_tools import ReadGraphProgram as ReadGraphProgram
+    from hybridagi_steps.graph.tools.tool_box import ToolBox as ToolBox
 
-__all__ = [
-    "AddGraphProgram",
-    "AskUser",
-    "CallGraphProgram",
-    "CallProgram",
-    "ChainOfThought",
-    "DSPyTool",
-    "FunctionTool",
-    "GraphProgramSearch",
-    "GraphTool",
-    "PastActionSearch",
-    "Predict",
-    "ReadGraphProgram",
-    "Speak",
-    "ToolBox",
-    "ToolUse",
-    "UpdateObjective",
-    "tools_by_name",
-]
 
 _NAMES = {
     "base": "CallProgram GraphTool ToolUse",
@@ -59,4 +40,4 @@ _NAMES = {
     "tool_box": "ToolBox",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES, "hybridagi_steps.graph.tools")
+__getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES, "hybridagi_steps.graph.tools")

@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.recording.blocks import RunHandle, in_context, record
-    from hybridagi_steps.recording.manual_steps import annotate, record_step
-    from hybridagi_steps.recording.recorded_program import Recorded
-    from hybridagi_steps.recording.recorder import StepRecorder, active_run_ids
-    from hybridagi_steps.recording.trajectories import trajectory_of
+    from hybridagi_steps.recording.blocks import RunHandle as RunHandle
+    from hybridagi_steps.recording.blocks import in_context as in_context
+    from hybridagi_steps.recording.blocks import record as record
+    from hybridagi_steps.recording.manual_steps import annotate as annotate
+    from hybridagi_steps.recording.manual_steps import record_step as record_step
+    from hybridagi_steps.recording.recorded_program import Recorded as Recorded
+    from hybridagi_steps.recording.recorder import StepRecorder as StepRecorder
+    from hybridagi_steps.recording.recorder import active_run_ids as active_run_ids
+    from hybridagi_steps.recording.trajectories import trajectory_of as trajectory_of
 
-__all__ = [
-    "Recorded",
-    "RunHandle",
-    "StepRecorder",
-    "active_run_ids",
-    "annotate",
-    "in_context",
-    "record",
-    "record_step",
-    "trajectory_of",
-]
 
 _NAMES = {
     "blocks": "RunHandle in_context record",
@@ -39,4 +32,4 @@ _NAMES = {
     "trajectories": "trajectory_of",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES)

@@ -26,14 +26,10 @@ _OWN = {"__copy__", "__deepcopy__", "__reduce_ex__"}
 
 
 class StandIn:
-    """Stands for a function, and has another one call it.
+    """Stands for a function, and has another one call it, which gets both and returns what it gave.
 
     All else is the function's own: attributes that are read and set, its class to `isinstance`,
     what it equals. Copies stand for copies; a pickle is the function's.
-
-    Args:
-        function: The function, or any object that is called like one.
-        call: Gets the function and what it is to be called with, and returns what it gave.
     """
 
     __slots__ = ("_call", "_function")

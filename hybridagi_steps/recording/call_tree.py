@@ -50,8 +50,7 @@ class Strand(NamedTuple):
 def current_strand(unit: object = None) -> Strand:
     """Return the strand of the running code.
 
-    Args:
-        unit: The unit of work a pool thread serves; compared by identity.
+    A pool thread serves one `unit` of work after the other; they are compared by identity.
     """
     task = _task()
     if task is not None:
@@ -99,12 +98,9 @@ Tails = tuple[Tail, ...]
 
 
 class Path:
-    """The control path through one call.
+    """The control path through one call on a strand; its first step follows those in `start`.
 
-    Args:
-        strand: The strand the call runs on.
-        start: The steps that its first step follows.
-        detached: Whether nothing in here follows anything: trial runs stand alone.
+    Nothing in a `detached` one follows anything: trial runs stand alone.
     """
 
     __slots__ = ("_branches", "_detached", "_home", "_last", "_open")
@@ -223,15 +219,9 @@ class Tried(NamedTuple):
 class Run:
     """One query → response cycle: numbers its steps in the order they are stored.
 
-    Args:
-        strand: Where the run begins.
-        problems: Receives what recording failed at.
-        tries: What it is a trial of; None of the user's own history.
-        outer: The recorded block in which it is a trial.
-
-    Attributes:
-        notes: Kept in the metadata of all its steps.
-        tried: Once its outermost call has begun: what that tries.
+    It `tries` something if it is no part of the user's own history, maybe in an `outer` recorded
+    block; `problems` receives what recording failed at. `notes` are kept in the metadata of all its
+    steps; `tried` is, once its outermost call has begun, what that tries.
     """
 
     __slots__ = (

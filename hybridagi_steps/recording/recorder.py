@@ -46,7 +46,6 @@ from hybridagi_steps.recording.call_tree import (
     settle,
 )
 from hybridagi_steps.recording.in_flight import in_flight, watch
-from hybridagi_steps.recording.prompts import request_of, with_answer
 from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import (
     KeepPrompts,
@@ -59,6 +58,7 @@ from hybridagi_steps.recording.step_writer import (
 )
 from hybridagi_steps.recording.trials import current_level, watch_trials
 from hybridagi_steps.recording.usage import StreamClock, Usage, UsageListener
+from hybridagi_steps.recording.values import request_of, with_answer
 from hybridagi_steps.recording_hooks import Recalled, RunInFlight, listen
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import new_id

@@ -67,12 +67,10 @@ class _OfThread(threading.local):
 
 
 class StepWriter:
-    """Writes the steps of calls into one memory.
+    """Writes the steps of calls into one memory, whose `redact`, if it has one, is applied before.
 
-    Args:
-        memory: Where steps go; its `redact`, if it has one, is applied before.
-        keep: Takes each step in place of the memory; False says that it did not.
-        keep_prompts: Takes what models were asked for a step, likewise.
+    `keep` takes each step in place of the memory, and says False if it did not; `keep_prompts`
+    takes what models were asked for a step, likewise.
     """
 
     def __init__(
@@ -228,17 +226,12 @@ class StepWriter:
 
 
 def recalled_so_far(call: Call, run: Run, follows: Tails, seen: Recalled) -> list[str]:
-    """Return the ids of what may stand in the prompt of a step.
+    """Return the ids of what may stand in the prompt of a step of a call.
 
-    That is what the step was given or gives back, what was handed to the calls around it, and what
-    the steps it follows had recalled: what a program does with a text nobody can see, so it counts
-    as handed on. When it gets long, steps before stand for what they had recalled themselves.
-
-    Args:
-        call: The call that the step tells of.
-        run: Its run, whose own steps are not recalled.
-        follows: The steps before it.
-        seen: The steps among its values, each with its run.
+    That is what the step was given or gives back (`seen`, by id with its run), what was handed to
+    the calls around it, and what the steps it follows had recalled: what a program does with a text
+    nobody can see, so it counts as handed on. Steps of its own run are not recalled. When it gets
+    long, steps before stand for what they had recalled themselves.
     """
     above: Call | None = call
     fresh = dict(run.recalled)

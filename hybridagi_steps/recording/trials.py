@@ -70,11 +70,7 @@ class Trial:
 class Trials:
     """All that one outermost compilation or evaluation tries.
 
-    Args:
-        scope: The scope of the steps inside.
-        optimiser: The optimiser's class; None of an evaluation that nobody compiles with.
-        compile_id: Names it.
-        student: The program that is compiled; None of an evaluation.
+    An evaluation that nobody compiles with has no optimiser and no student.
     """
 
     def __init__(
@@ -111,9 +107,8 @@ class Trials:
     def candidate_of(self, program: Any, evaluation: str | None) -> Candidate:
         """Return what is tried of a program, its state when that was not told before.
 
-        Args:
-            program: It keeps its name, whatever the optimiser does to it meanwhile.
-            evaluation: The evaluation that was given it; without one the program itself is one.
+        It keeps its name, whatever the optimiser does to it meanwhile. Without an evaluation that
+        was given it the program itself is one.
         """
         with self._lock:
             held, name, own = self._programs.get(id(program), (None, "", ""))
@@ -137,11 +132,8 @@ class Trials:
     def score(self, example: Any, prediction: object, value: object, *, here: bool) -> None:
         """Store what a metric said of a prediction as the score of its run.
 
-        Args:
-            example: The example.
-            prediction: What the program gave, None or an empty one when it failed.
-            value: What the metric gave.
-            here: Whether the run has just ended in this thread.
+        The prediction is None or empty when the program failed; `here`: the run has just ended in
+        this thread.
         """
         trial = self._taken(example_key(_inputs_of(example)), prediction_in(prediction), here)
         number, feedback = read_score(value)

@@ -99,10 +99,8 @@ class Usage(BaseModel):
     def of_call(cls, model: object, outputs: object, listener: UsageListener | None = None) -> Self:
         """Return what a finished LM call cost.
 
-        Args:
-            model: The model.
-            outputs: The very object that DSPy handed out; None when the call failed.
-            listener: What has listened to it, when history is switched off.
+        `outputs` is the very object that DSPy handed out, None when the call failed; `listener` has
+        listened to it, when history is switched off.
         """
         name = getattr(model, "model", None)
         used = cls(calls=1)

@@ -5,6 +5,9 @@ steps stand for themselves as ids, tools and language models as their names, lon
 and vectors as a few words. What is left is copied, redacted, repaired, and cut only when the step
 would be refused for its size; whatever was left out or cut is named. This module knows DSPy's
 types; it does not know what a step means.
+
+What a model is sent is copied when it is asked, since a program may go on writing to its messages.
+Of the model's settings those are kept that shape its answer, never keys, addresses or headers.
 """
 
 # pyright: reportUnknownVariableType=false
@@ -24,6 +27,7 @@ from uuid import UUID
 
 import dspy
 import orjson
+from dspy.lm15 import Request
 from dspy.primitives.repl_types import REPLHistory
 from pydantic import BaseModel
 
@@ -31,6 +35,7 @@ from hybridagi_steps.dspy_types import PastMessages
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import json_value, transformed
+from hybridagi_steps.records.prompts import SETTINGS, LMCall
 from hybridagi_steps.records.redaction import redacted_fields
 
 REDACTION_FAILED = "[redaction failed]"
@@ -45,19 +50,17 @@ _VECTOR_LENGTH = 128
 _KNOWN_TO_JSON_REPAIR = (str, int, float, datetime, date, time, UUID, PurePath)
 _NUMBERS_KEPT, _BYTES_KEPT = 64, 256
 _LONGEST_DESCRIPTION = 20_000
-_LONGEST_PATH = 200
 _HISTORY_KEPT, _MESSAGES_KEPT = 4_000, 100
 """Characters and messages of a history that a step keeps: each step of a talk holds it again."""
-_MOST_NOTES = 100
+_LONGEST_PATH, _MOST_NOTES = 200, 100
+_LONGEST_MEDIUM = 1_000
+_PAYLOADS = ("data", "file_data")
 
 
 def plain(value: Any, cuts: list[str], path: str = "") -> Any:
     """Return `value` as a detached copy made of dicts, lists, texts, numbers and leaves.
 
-    Args:
-        value: Anything a DSPy program passes around.
-        cuts: Receives "path: what was left out" for each value that was not kept whole.
-        path: Where `value` stands, for the notes.
+    `cuts` receives "path: what was left out" for each value that was not kept whole.
     """
     return _Copy(cuts).field(path, value)
 
@@ -69,14 +72,11 @@ def plain_fields(
     keep_bytes: bool = True,
     seen: dict[str, str | None] | None = None,
 ) -> tuple[dict[str, Any], bool]:
-    """Return plain copies of a step's fields, and whether they surely fit into one step.
+    """Return plain copies of a step's fields by name, and whether they surely fit into one step.
 
-    Args:
-        fields: Values by the name of the step's field; None stays None.
-        cuts: Receives "path: what was left out" for each value that was not kept whole.
-        keep_bytes: Whether a few bytes may stay, as base64 text, in which no redaction could find
-            anything.
-        seen: Receives the ids of the steps and messages among the values, each with its run.
+    `cuts` as of `plain`. `keep_bytes`: a few bytes may stay, as base64 text, in which no redaction
+    could find anything. `seen` receives the ids of the steps and messages among the values, with
+    their runs.
     """
     copy = _Copy(cuts, keep_bytes=keep_bytes, seen=seen)
     copied: dict[str, Any] = {}
@@ -341,9 +341,7 @@ def without_texts(value: dict[str, Any]) -> dict[str, Any]:
 def fitted(fields: dict[str, Any], cuts: list[str]) -> dict[str, Any]:
     """Return `fields` small enough for one step, with their longest texts cut where they are not.
 
-    Args:
-        fields: JSON data; texts up to 1,000,000 characters are kept as long as the whole fits.
-        cuts: Receives "path: what was left out" for each text that was cut.
+    Texts up to 1,000,000 characters are kept as long as the whole fits; `cuts` as of `plain`.
     """
     for kept in _KEPT_CHARACTERS:
         if len(orjson.dumps(fields)) <= _STEP_BYTES:
@@ -362,3 +360,41 @@ def _shortened(kept: int, cuts: list[str], value: object, path: str) -> Any:
     if len(cuts) < _MOST_NOTES:
         cuts.append(f"{path[:_LONGEST_PATH]}: kept {kept:,} of {len(value):,} characters")
     return value[:kept]
+
+
+def request_of(model: Any, inputs: Mapping[str, Any]) -> LMCall:
+    """Return the request of a call that begins."""
+    prompt, given = inputs.get("prompt"), {**getattr(model, "kwargs", {}), **(inputs["kwargs"])}
+    messages = inputs.get("messages")
+    if isinstance(prompt, Request):
+        messages = [{"role": each.role, "parts": each.parts} for each in prompt.messages]
+        if prompt.system:
+            messages.insert(0, {"role": "system", "content": prompt.system})
+        given |= {**_copied(prompt.config), "tools": prompt.tools}
+    elif not messages:
+        messages = [{"role": "user", "content": prompt}]
+    settings = {name: given[name] for name in given if name in SETTINGS}
+    return LMCall(
+        lm=str(model.model) if hasattr(model, "model") else None,
+        messages=_copied(messages),
+        tools=_copied(given.get("tools") or []),
+        settings=_copied({name: value for name, value in settings.items() if value is not None}),
+    )
+
+
+def with_answer(request: LMCall, outputs: object, exception: BaseException | None) -> LMCall:
+    """Return a call whose model has answered, or failed."""
+    error = None if exception is None else f"{type(exception).__name__}: {exception}"
+    return request.model_copy(update={"completion": _copied(outputs), "error": error})
+
+
+def _copied(value: object) -> Any:
+    return transformed(plain(value, []), _without_medium)
+
+
+def _without_medium(value: Any, path: str) -> Any:
+    """Return a few words for a picture, a sound or a file, anything else as it is."""
+    if not isinstance(value, str) or len(value) <= _LONGEST_MEDIUM:
+        return value
+    medium = value.startswith("data:") or path.rpartition(".")[2] in _PAYLOADS
+    return f"<medium of {len(value):,} characters>" if medium else value

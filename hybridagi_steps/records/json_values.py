@@ -40,17 +40,11 @@ def transformed(
 ) -> Any:
     """Return a tree of dicts and lists made anew from the top down; of a tuple it makes a list.
 
-    Args:
-        value: JSON data, or what `replace` makes JSON data of.
-        replace: Gets a value and its path; returns what stands there. Where that is a dict or a
-            list, its members come next.
-        names: Gets a dict and its path; yields a name for each of its members, no two alike. By
-            default they keep theirs.
-        path: Where `value` stands, such as `arguments.files[2]`.
-        levels: How deep dicts and lists may stand whose members are looked at; None is any depth.
-
-    Returns:
-        The same object when nothing in it changed.
+    `replace` gets a value and its path, such as `arguments.files[2]`, and returns what stands
+    there; where that is a dict or a list, its members come next. `names` gets a dict and its path,
+    and yields a name for each of its members, no two alike; by default they keep theirs. `levels`
+    is how deep those may stand whose members are looked at. When nothing changes the same object is
+    returned.
     """
     value = replace(value, path)
     if levels is not None:
@@ -79,16 +73,10 @@ def transformed(
 
 
 def json_value(value: object, repairs: list[str], path: str = "") -> Any:
-    """Return `value` as plain JSON data, appending one note per repair to `repairs`.
+    """Return `value` as plain JSON data, appending "path: what was done" to `repairs`.
 
-    Args:
-        value: Anything a program may hand over.
-        repairs: Receives "path: what was done" for each repair.
-        path: Where `value` stands, for the notes.
-
-    Returns:
-        The same object when it is clean, else a repaired copy of the parts that were not. What
-        stands deeper than `MAX_DEPTH` is left as it is.
+    A clean one is returned as it is, else a copy of the parts that were not clean. What stands
+    deeper than `MAX_DEPTH` is left as it is.
     """
     if is_json(value):
         return value
@@ -278,10 +266,7 @@ def unvalidated(
 ) -> Record:
     """Return a record that holds these values, set as unpickling it would set them.
 
-    Args:
-        record: Its class.
-        values: All fields by name, none missing; kept, not copied.
-        extra: Further values, for a class that allows them; kept, not copied.
+    All fields are given by name, and for a class that allows it `extra` ones; kept, not copied.
     """
     made = object.__new__(record)
     # What `__setstate__` does, at a sixth of its time.

@@ -87,10 +87,8 @@ def only_recalls(step: AgentStep, call: AgentStep | None) -> bool:
 def says(step: AgentStep, call: AgentStep | None = None, whole: str | None = None) -> str:
     """Return what two steps have in common that say the same.
 
-    Args:
-        step: The step.
-        call: The ProgramCall that it stands in, if that is known.
-        whole: Its whole text without bookkeeping, if that is at hand.
+    `call` is the ProgramCall that it stands in, and `whole` its whole text without bookkeeping, if
+    they are at hand.
     """
     kind = str(step.step_type)
     if step.program == CHAT or _is_spoken(step):

@@ -61,9 +61,7 @@ SEVERAL_USERS = "(several users)"
 def owner(of_run: Set[str], of_sessions: Set[str]) -> str | Set[str] | None:
     """Return whose a message is: one user's, of one of several, or nobody's.
 
-    Args:
-        of_run: Users of the steps of its run.
-        of_sessions: Users of the steps of its session, and of those that it was forked from.
+    Users of the steps of its run count, else those of its session and of what that was forked from.
     """
     known = of_run if len(of_run) == 1 else of_sessions
     users = known if len(known) == 1 else of_run | of_sessions

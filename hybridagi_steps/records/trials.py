@@ -169,12 +169,10 @@ def summaries(
     compile_id: str | None,
     feedback_on: Callable[[Sequence[str]], Mapping[str, str]],
 ) -> TrialTable:
-    """Return the candidates that the last steps of trial runs tell of.
+    """Return the candidates, of one compilation or all, that the last steps of trial runs tell of.
 
-    Args:
-        marked: Steps marked `TRIAL_END`, in the order of the runs' ends.
-        compile_id: The compilation asked for; None: all.
-        feedback_on: Returns what was said of runs, by their ids.
+    They are marked `TRIAL_END`, in the order of the runs' ends; `feedback_on` returns what was said
+    of runs, by their ids.
     """
     ends = [step for step in marked if compile_id in (None, compiled_in(step))]
     feedback = feedback_on([str(step.run_id) for step in ends])

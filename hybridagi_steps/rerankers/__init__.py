@@ -12,23 +12,15 @@ from typing import TYPE_CHECKING
 from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hybridagi_steps.rerankers.cross_encoder import CrossEncoder
-    from hybridagi_steps.rerankers.learned_rank import LearnedRank
+    from hybridagi_steps.rerankers.cross_encoder import CrossEncoder as CrossEncoder
+    from hybridagi_steps.rerankers.learned_rank import LearnedRank as LearnedRank
     from hybridagi_steps.rerankers.rescoring import (
-        MaximalMarginalRelevance,
-        Outcome,
-        Recency,
-        ReciprocalRank,
+        MaximalMarginalRelevance as MaximalMarginalRelevance,
     )
+    from hybridagi_steps.rerankers.rescoring import Outcome as Outcome
+    from hybridagi_steps.rerankers.rescoring import Recency as Recency
+    from hybridagi_steps.rerankers.rescoring import ReciprocalRank as ReciprocalRank
 
-__all__ = [
-    "CrossEncoder",
-    "LearnedRank",
-    "MaximalMarginalRelevance",
-    "Outcome",
-    "Recency",
-    "ReciprocalRank",
-]
 
 _NAMES = {
     "cross_encoder": "CrossEncoder",
@@ -36,4 +28,4 @@ _NAMES = {
     "rescoring": "MaximalMarginalRelevance Outcome Recency ReciprocalRank",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _NAMES)

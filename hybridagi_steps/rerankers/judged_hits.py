@@ -139,10 +139,8 @@ def _checked(place: str, given: bytes | dict[str, Any]) -> tuple[str, _Label]:
 def used(memory: SearchedMemory, where: Where, good_from: float) -> list[Verdicts]:
     """Return what runs with a score say of the steps that they recalled.
 
-    Args:
-        memory: Whose runs.
-        where: Which steps are looked at; by default the user's own history, without trials.
-        good_from: Least score of a run that went well.
+    `where` says which steps are looked at; by default the user's own history, without trials. A run
+    with at least `good_from` went well.
     """
     asked = StepFilter.of(where)
     trials_too = asked.scope is not None

@@ -186,13 +186,7 @@ def cross_fitted(rows: JudgedRows, fit: Fit, folds: int = 5, seed: int = 0) -> F
 
 
 def measured_gain(rows: JudgedRows, after: Floats, seed: int = 0) -> Gain:
-    """Return what another order is worth.
-
-    Args:
-        rows: The judged hits.
-        after: What ranks them now, bigger is better, shape (n,).
-        seed: Of the bootstrap.
-    """
+    """Return what another order of judged hits is worth, that of `after`, bigger is better."""
     return _of_queries(rows, after, seed) or _of_all(rows, after, seed)
 
 

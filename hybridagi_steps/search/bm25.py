@@ -219,11 +219,9 @@ class LexicalIndex:
         return Statistics(self._documents, self.average_length, found)
 
     def match(self, terms: Iterable[str], statistics: Statistics | None = None) -> Match:
-        """Return what scores documents against the distinct query terms.
+        """Return what scores documents against the distinct words of a query, given as to `add`.
 
-        Args:
-            terms: The query's words, as they were given to `add`.
-            statistics: Weights of another collection; by default this index's own.
+        `statistics` are the weights of another collection; by default this index's own.
         """
         distinct = list(dict.fromkeys(terms))
         known = statistics or self.statistics(distinct)
@@ -277,10 +275,7 @@ class LexicalIndex:
     def grouping(self, rows: Rows, groups: npt.NDArray[Any], count: int) -> Grouping:
         """Return documents in groups, each taken as one text; the last answer is remembered.
 
-        Args:
-            rows: The documents; those not held are skipped.
-            groups: The group of each of them, below `count`.
-            count: How many groups there are.
+        Those not held are skipped; groups are numbered below `count`.
         """
         known = self._grouping
         if known is None or known[0] is not rows or known[1] is not groups:
@@ -398,12 +393,7 @@ def _part(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, n
 
 
 class Best:
-    """The best documents so far.
-
-    Args:
-        k: How many are wanted.
-        slack: Share by which two sums of the same may differ.
-    """
+    """The best k documents so far; two sums of the same may differ by a share, the slack."""
 
     def __init__(self, k: int, slack: float) -> None:
         self._k, self._slack = k, slack

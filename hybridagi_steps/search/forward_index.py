@@ -50,12 +50,10 @@ _RUN = 100
 
 
 class Words:
-    """Words of several documents, one after the other.
+    """Words of several documents, one after the other: the number of each one's term.
 
-    Args:
-        ids: Number of each word's term; for reading only.
-        lengths: Words of each document asked for.
-        window: How many of them are no further ones; those come last.
+    Of the words of each document asked for so many (`window`) are no further ones; those come last.
+    They are for reading only.
     """
 
     def __init__(self, ids: npt.NDArray[Any], lengths: Places, window: Places) -> None:
@@ -96,14 +94,10 @@ class ForwardIndex:
     def extend(
         self, ids: npt.NDArray[np.int64], lengths: Places, own_from: Places, window: Places
     ) -> None:
-        """Add the next documents.
+        """Add the next documents: their words, one after the other, as numbers of terms.
 
-        Args:
-            ids: Their words, one document after the other, as numbers of terms; in each first those
-                of its window, then further ones, by which it is found, and which make it no longer.
-            lengths: How many of these each document has.
-            own_from: Where in its window each one's own words begin.
-            window: How many words its window has.
+        Each has the words of its window first, its own from some place on, then further ones, by
+        which it is found, and which make it no longer.
         """
         units, ends = _encoded(ids)
         start = self._end()
@@ -270,13 +264,9 @@ def bm25(
     weights: npt.NDArray[np.float64] | float,
     average: float,
 ) -> Scores:
-    """Return the BM25 score of each document.
+    """Return the BM25 score of each document, by the counts of each document and term.
 
-    Args:
-        counts: Of each document and term.
-        lengths: Words of each document.
-        weights: Of each term, or one for all.
-        average: Length of the average document of the collection.
+    `weights` are of each term, or one for all; `average` is the collection's.
     """
     damped = K1 * (1 - B + B * lengths / (average or 1.0))
     saturated = counts * (K1 + 1) / (counts + damped[:, None])
@@ -284,12 +274,9 @@ def bm25(
 
 
 class FoundTerms:
-    """Where in the windows of documents some terms stand.
+    """Where in the windows of documents some terms stand; `slots` says which of them each word is.
 
-    Args:
-        words: All words of the documents.
-        slots: Which of the terms each word is.
-        width: How many terms there are.
+    `width` is how many terms there are.
     """
 
     def __init__(self, words: Words, slots: Slots, width: int) -> None:

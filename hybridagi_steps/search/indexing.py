@@ -220,8 +220,7 @@ class Deriver:
     ) -> Generator[int, None, int]:
         """Take each row pending at `frontier` once, so that it ends whoever else writes.
 
-        Returns:
-            How many windows went stale by what was saved: they show another step by now.
+        Returned is how many windows went stale by what was saved: they show another step by now.
         """
         seconds, stale = self._patience.seconds, 0
         steps, messages = frontier.settled
@@ -364,9 +363,7 @@ def _known_or_made(known: TextRow | None, item: PendingText, told: Told) -> Text
 def own_stems(step: AgentStep, words: Mapping[str, str]) -> set[str]:
     """Return which stems stand in the step itself, not only in the one before it.
 
-    Args:
-        step: The step.
-        words: Stems, each with a word of it: where that is found as it is, nothing is stemmed.
+    Each is given with a word of it: where that is found as it is, nothing is stemmed.
     """
     text = own_text(step)
     lower = text.lower()
@@ -444,8 +441,7 @@ START_AT = 2_000
 class BackgroundWork:
     """Calls `work` until nothing is left, in a thread that rests as long as each call took.
 
-    Args:
-        work: Does one batch and returns whether there may be more.
+    It does one batch and returns whether there may be more.
     """
 
     def __init__(self, work: Callable[[], bool]) -> None:

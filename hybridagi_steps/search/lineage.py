@@ -100,17 +100,11 @@ def enclosing_program(
     limit: int = PROGRAM_STEPS,
     shown: Shown = _anything,
 ) -> list[AgentStep]:
-    """Return the call a step stands in with all its direct steps, in order.
+    """Return the call a step stands in with all its direct steps, in order, at most `limit`.
 
-    A ProgramCall stands for itself; a step outside any program brings its whole run.
-
-    Args:
-        store: Where they stand.
-        step: The step.
-        where: Whose steps, and of which scope.
-        rows_of: Finds those in a program: a store may have to look at all steps for that.
-        limit: Most steps.
-        shown: Whether the call may be shown.
+    A ProgramCall stands for itself, if it may be shown; a step outside any program brings its whole
+    run. `where` says whose steps, and of which scope. `rows_of` finds those in a program: a store
+    may have to look at all steps for that.
     """
     call_id = step.program_id
     if str(getattr(step.step_type, "value", step.step_type)) == "ProgramCall":
@@ -135,13 +129,7 @@ def context_of(
 ) -> list[AgentStep]:
     """Return what `expand` asks for around a step: of the filter's users and scope alone.
 
-    Args:
-        store: Where they stand.
-        step: The step.
-        expand: What to bring.
-        where: The filter the step was found with; its other conditions do not count here.
-        rows_of: As of `enclosing_program`.
-        hidden: What is left out.
+    The filter's other conditions do not count here; `rows_of` is as of `enclosing_program`.
     """
     around, own = StepFilter(user_id=where.user_id, scope=where.scope), _of_whom(where)
 
@@ -169,13 +157,7 @@ def context_of_message(
 ) -> list[AgentStep]:
     """Return what `expand` asks for around a message, in the line of a session that reads it.
 
-    Args:
-        store: Where it stands.
-        row: The message.
-        session_id: The session.
-        expand: What to bring.
-        where: The filter it was found with; of it the users count.
-        revoked: Rows that are left out.
+    Of the filter the users count; revoked rows are left out.
     """
     line = store.message_line(row, session_id, before=_LINE_SEEN, after=_LINE_SEEN)
     place = next((n for n, (at, _) in enumerate(line) if at == row), None)

@@ -65,12 +65,7 @@ class Posting(NamedTuple):
     ) -> None:
         """Add what the term says to the sums of its documents, or of the wanted ones among them.
 
-        Args:
-            sums: Of each document of the block.
-            weight: Of the term.
-            lengths: Words of each document.
-            average: Words of the average document.
-            wanted: Places of the only documents that matter, ascending.
+        Those are places in the block, ascending.
         """
         if wanted is None:
             sums[self.positions] += self.scores(slice(None), weight, lengths, average)
@@ -355,11 +350,9 @@ def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) 
 
 
 class BlockSums:
-    """What the terms so far add up to, for each document of a block.
+    """What the terms so far add up to, for each document of a block, or for those that pass.
 
-    Args:
-        size: Documents of the block.
-        passing: Which count: their places, ascending, or a flag for each; None: all.
+    These are given by their places, ascending, or as a flag for each; None: all.
     """
 
     def __init__(

@@ -63,12 +63,9 @@ def _one_thread() -> Generator[None]:
 
 
 class ScanCodes:
-    """Codes of positions 0 … count - 1, about d / 4 bytes each.
+    """Codes of positions 0 … count - 1, about d / 4 bytes each, in a FAISS index of four bits.
 
-    Args:
-        index: A trained FAISS index of four-bit codes.
-        trained_on: How many vectors there were when it was trained.
-        places: The position of each code, -1 for none; None: codes stand where they were added.
+    `places` has the position of each code, -1 for none; None: codes stand where they were added.
     """
 
     def __init__(self, index: Any, trained_on: int, places: Positions | None = None) -> None:
@@ -158,10 +155,7 @@ class ScanCodes:
     def nearest(self, query: FloatVector, limit: int, wideness: float) -> Positions:
         """Return up to `limit` positions by estimated similarity, best first.
 
-        Args:
-            query: Shape (d,).
-            limit: Most positions wanted.
-            wideness: How many times more lists than usual are scanned.
+        `wideness` is how many times more lists than usual are scanned.
         """
         with _one_thread():
             if lists := self.lists:
@@ -177,15 +171,9 @@ class ScanCodes:
 
     @staticmethod
     def products(query: FloatVector, vectors: FloatMatrix, positions: Positions) -> FloatVector:
-        """Return the product of a query with the vectors at some positions, none of them copied.
+        """Return the product of a query with the vectors at some positions, none copied.
 
-        Args:
-            query: Shape (d,), contiguous.
-            vectors: Shape (n, d), contiguous.
-            positions: Shape (m,), below n.
-
-        Returns:
-            Shape (m,).
+        Query and vectors, shapes (d,) and (n, d), are contiguous; the product has shape (m,).
         """
         places = np.ascontiguousarray(positions, np.int64)
         found = np.empty(len(places), np.float32)
@@ -196,14 +184,10 @@ class ScanCodes:
 
 
 def build(vectors: Vectors, *, lists: bool) -> Building:
-    """Learn from vectors and encode them, piece by piece.
+    """Learn from vectors and encode them, piece by piece; cut the codes into lists if wanted.
 
-    Args:
-        vectors: Where they come from; later calls may return more.
-        lists: Whether to cut the codes into lists.
-
-    Returns:
-        Codes of all positions there were when the last piece ended.
+    `vectors` may return more in later calls; there are codes of all that there were when the last
+    piece ended.
     """
     first = vectors()
     index = _flat(first.shape[1])

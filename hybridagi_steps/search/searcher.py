@@ -174,10 +174,7 @@ class Searcher:
     ) -> list[Found]:
         """Return the steps of rows, those that are gone left out.
 
-        Args:
-            ranked: The rows.
-            session_id: Where messages are read, if that session has them.
-            user_id: For whom: forks of others are not named.
+        Messages are read in a session that has them, and for a user forks of others are not named.
         """
         read = self._store.read([hit.row for hit in ranked])
         steps = dict(zip(read, self._with_questions(list(read.values())), strict=True))

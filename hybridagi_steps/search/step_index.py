@@ -122,9 +122,7 @@ class StepIndex:
     def follow(self, model_id: str, dimension: int) -> None:
         """Take in what the store had committed at this call, maybe more; it ends, whoever writes.
 
-        Args:
-            model_id: The embedder of the store; another than before starts from nothing.
-            dimension: Length of its vectors.
+        Another embedder of the store than before starts from nothing.
         """
         self._expect(model_id, dimension)
         if not self.in_use:
@@ -201,10 +199,8 @@ class StepIndex:
     def worth_saving(self, fresh: int = 0) -> bool:
         """Return whether to write the cache: many steps, and much that is, or will be, new to it.
 
-        Codes being built count: a program that ends before they are ready would never have any.
-
-        Args:
-            fresh: How much the store has that this has not followed yet.
+        Codes being built count: a program that ends before they are ready would never have any. So
+        does what the store has that this has not followed yet (`fresh`).
         """
         held = len(self.columns)
         if self._cache is None or not self.in_use or held + fresh < _WORTH_CACHING:
@@ -286,15 +282,10 @@ class StepIndex:
     def take_in(
         self, texts: Mapping[int, TextRow], vectors: Mapping[int, VectorRow], since: Position
     ) -> bool:
-        """Hold what the store has not saved; the position goes back to when that was so.
+        """Hold what the store has not saved; the position goes back to where that was so (`since`).
 
-        Args:
-            texts: By row; what is held already is not taken in again.
-            vectors: As texts.
-            since: Where the store stood when these were pending.
-
-        Returns:
-            Whether something was taken in. Then follow once more: some may be gone since.
+        What is held already is not taken in again. Returned is whether something was: then follow
+        once more, as some may be gone since.
         """
         new_texts = [text for row, text in texts.items() if self._taken.get(row) is not text]
         new = [vector for row, vector in vectors.items() if row not in self._taken_vectors]

@@ -411,11 +411,7 @@ class CodeBuild:
     """Builds codes in a thread of its own, while searches go on without them.
 
     It works in pieces and rests between them for a fork; a child has no such thread and starts its
-    own.
-
-    Args:
-        pieces: The build.
-        adopt: Called with the codes when they are ready, unless the build was abandoned before.
+    own. `adopt` is given the codes when they are ready, unless the build was abandoned before.
     """
 
     def __init__(self, pieces: Building, adopt: Callable[[ScanCodes, CodeBuild], None]) -> None:

@@ -327,9 +327,7 @@ class Scope(NamedTuple):
 class Scopes:
     """Turns rows into scopes; remembers narrow ones of rows that cannot change.
 
-    Args:
-        store: Where the rows stand.
-        kept_rows: Most rows whose vectors are kept side by side.
+    The vectors of at most `kept_rows` are kept side by side.
     """
 
     def __init__(self, store: VectorStore, kept_rows: int) -> None:
@@ -343,12 +341,10 @@ class Scopes:
         self._listed_before.clear()
 
     def of(self, rows: Rows | None, narrow: int, *, gather: bool) -> Scope:
-        """Return the scope of some rows; None: of all.
+        """Return the scope of some rows, unknown ones skipped; None: of all.
 
-        Args:
-            rows: Row numbers; unknown ones are skipped.
-            narrow: Up to so many rows are listed, more are marked.
-            gather: Lay vectors side by side at once, not only when rows are asked for again.
+        Up to `narrow` rows are listed, more are marked. `gather` lays vectors side by side at once,
+        not only when rows are asked for again.
         """
         store = self._store
         if rows is None:

@@ -32,14 +32,8 @@ def check_owner(
 ) -> None:
     """Check that a session is a user's: the one that it names, else the only one of its steps.
 
-    One that is not there is another's, too, when steps of another user name it.
-
-    Args:
-        store: Where it is.
-        session_id: The session.
-        user_id: The user.
-        new: Whether it may be one that is not there.
-        nobodys: Whether it may be one that neither has an owner nor steps that name a user.
+    One that is not there is another's, too, when steps of another user name it. It may be one that
+    is not there (`new`), or has neither an owner nor steps that name a user (`nobodys`).
     """
     try:
         owner, free = store.session_owner(session_id), nobodys

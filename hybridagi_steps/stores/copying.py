@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
@@ -32,12 +32,12 @@ from hybridagi_steps.errors import (
     UnsupportedAddressError,
 )
 from hybridagi_steps.outside_files import make_private
-from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
+from hybridagi_steps.stores.listing import OnStore
 from hybridagi_steps.stores.sql.copied_rows import Differences
 from hybridagi_steps.stores.sql.copy_tables import Comparison, CopyTables
 
@@ -74,18 +74,13 @@ class CopyReport:
     """Other namespaces of the source that hold something; each is copied by itself."""
 
 
-class Copying(ABC):
+class Copying(OnStore):
     """What a memory does to be copied."""
 
     address: str
     whole_address: str
     namespace: str
     memory_budget: int | None
-
-    @property
-    @abstractmethod
-    def _open_store(self) -> StoreBackend:
-        """Return the store, unless it is closed."""
 
     @property
     @abstractmethod
@@ -192,8 +187,7 @@ class Copying(ABC):
     def _begin(self, target: Copying, source: CopyTables, copy: CopyTables) -> tuple[str, bool]:
         """Refuse what must not be copied over.
 
-        Returns:
-            What the target notes of its source, and whether it was a finished copy of it.
+        Returned is what the target notes of its source, and whether it was a finished copy of it.
         """
         ours, theirs = (store.identity().store_id for store in (source, copy))
         if ours == theirs and self.namespace == target.namespace:
@@ -230,8 +224,7 @@ class Copying(ABC):
     ) -> int:
         """Ask both memories the same; return how often, 0 when the source is another by now.
 
-        Raises:
-            CopyDiffersError: They answer in different ways.
+        CopyDiffersError: they answer in different ways.
         """
         if self.memory_budget is not None:
             return 0

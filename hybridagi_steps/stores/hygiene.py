@@ -8,7 +8,7 @@ in common and of nothing else: a text that only one of them has is not copied in
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from hybridagi_steps.errors import (
     InvalidStepError,
     UnknownStepError,
 )
-from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.provenance import RECALLED, SOURCE, source_of
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
+from hybridagi_steps.stores.listing import OnStore
 from hybridagi_steps.validation import (
     StepId,
     Steps,
@@ -56,15 +56,10 @@ class TracksDeletions(Protocol):
         ...
 
 
-class Scoring(ABC):
+class Scoring(OnStore):
     """What a memory knows of runs and scores."""
 
     redact: Redact | None
-
-    @property
-    @abstractmethod
-    def _open_store(self) -> StoreBackend:
-        """Return the store, unless it is closed."""
 
     def score(self, run_id: str, value: float, feedback: str | None = None) -> None:
         """Say how good a run was; its steps inherit it unless they have a score of their own.

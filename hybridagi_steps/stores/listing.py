@@ -41,13 +41,17 @@ class _HasUnanswered(Protocol):
         ...
 
 
-class Listing(ABC):
-    """What a memory lists besides steps."""
+class OnStore(ABC):
+    """A memory, as its abilities see it."""
 
     @property
     @abstractmethod
     def _open_store(self) -> StoreBackend:
         """Return the store, unless it is closed."""
+
+
+class Listing(OnStore):
+    """What a memory lists besides steps."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:

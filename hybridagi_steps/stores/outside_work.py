@@ -31,10 +31,8 @@ def erase_outside(
     """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
 
     A queue on another server than the memory's is reached where its address needs no password. Of
-    `whose` servers of the memory forget how often he asked, too.
-
-    Returns:
-        Those that could not be reached.
+    `whose` servers of the memory forget how often he asked, too. Those that could not be reached
+    are returned.
     """
     planned = plan_runs(plans, whose.namespace)
     queues = {place: place for place in store.places()}

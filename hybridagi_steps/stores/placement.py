@@ -36,11 +36,7 @@ class Placement(NamedTuple):
     namespaces: dict[str, str]
 
     def address_of(self, namespace: str) -> str:
-        """Return where a namespace is.
-
-        Raises:
-            PlacementError: It is not named, and there is no default.
-        """
+        """Return where a namespace is; PlacementError: it is not named, and there is no default."""
         found = self.namespaces.get(namespace, self.default)
         if found is None:
             raise PlacementError(
@@ -74,9 +70,7 @@ def placed(address: str, namespace: str = DEFAULT_NAMESPACE) -> tuple[str, str]:
 class PlacementWatch:
     """Tells a process whether a placement says another place by now than it was opened at.
 
-    Args:
-        address: What it was asked to open; of anything but a placement it never says so.
-        opened: The address that this meant then.
+    Of anything but a placement it never says so.
     """
 
     def __init__(self, address: str, opened: str) -> None:
@@ -106,11 +100,7 @@ class PlacementWatch:
 
 
 def read_placement(file: Path) -> Placement:
-    """Read a placement, and check every line of it.
-
-    Raises:
-        PlacementError: It cannot be read, or is none; it says which line to mend.
-    """
+    """Read a placement, and check every line of it; PlacementError says which one to mend."""
     import tomllib
 
     try:

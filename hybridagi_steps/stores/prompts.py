@@ -10,7 +10,6 @@ id of its step, and goes with it.
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -27,6 +26,7 @@ from hybridagi_steps.records.prompts import SETTINGS, LMCall
 from hybridagi_steps.records.provenance import RECALLED_MORE, recalled_by
 from hybridagi_steps.records.redaction import Redact, redacted, redacted_message
 from hybridagi_steps.stores.checksums import ChecksumError
+from hybridagi_steps.stores.listing import OnStore
 from hybridagi_steps.validation import StepId, one_id
 
 _SHORTEST, _LONGEST = 1_024, 16_384
@@ -164,14 +164,8 @@ def forget_prompts_beyond(
     """Forget the prompts that may hold what is about to be erased, though their steps stay.
 
     Those are of steps that recalled what goes or is not there, or more than they list; of sessions
-    that read messages which will be rewritten; and of runs that steps go out of, with the runs of
-    agents that these asked. What a fork of a session reads stays with it.
-
-    Args:
-        store: Where from.
-        steps: What goes.
-        messages: What will be rewritten.
-        session_ids: The sessions that go.
+    that read messages which will be rewritten, or that go; and of runs that steps go out of, with
+    the runs of agents that these asked. What a fork of a session reads stays with it.
     """
     if not isinstance(store, PromptStore) or not (names := store.prompted_steps()):
         return
@@ -213,15 +207,10 @@ def _message_ids(store: StoreBackend, session_id: str) -> set[str]:
     return {message.id for line in lines for message in line}
 
 
-class Prompting(ABC):
+class Prompting(OnStore):
     """What a memory knows of prompts."""
 
     redact: Redact | None
-
-    @property
-    @abstractmethod
-    def _open_store(self) -> StoreBackend:
-        """Return the store, unless it is closed."""
 
     def prompt_of(self, step_id: StepId) -> LMCalls:
         """Return what the model saw: the calls that a step was made of, in their order.

@@ -7,7 +7,7 @@ removed in batches, each a transaction of its own: a call that was cut short is 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,9 +15,9 @@ from html import escape
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from hybridagi_steps.errors import InvalidMemoryError, InvalidSettingError
-from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.recording_hooks import runs_in_flight
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.stores.listing import OnStore
 from hybridagi_steps.validation import Where, in_every_scope, is_number
 
 _AT_ONCE = {"sessions": 20, "runs": 50, "steps": 500}
@@ -128,13 +128,8 @@ class Retained:
         return f"<p>{escape(str(self))}</p>"
 
 
-class Retention(ABC):
+class Retention(OnStore):
     """What a memory does to stay as small as its owner may keep it."""
-
-    @property
-    @abstractmethod
-    def _open_store(self) -> StoreBackend:
-        """Return the store, unless it is closed."""
 
     @abstractmethod
     def _forget_cache(self) -> None:

@@ -145,12 +145,7 @@ class GraphTool(ABC):
         return arguments
 
     def told_result(self, result: object, arguments: dict[str, Any]) -> Any:
-        """Return the result as the step remembers it.
-
-        Args:
-            result: What `use` gave.
-            arguments: The arguments as the step remembers them.
-        """
+        """Return the result as the step remembers it, beside the arguments that it remembers."""
         del arguments
         return result
 

@@ -228,12 +228,7 @@ class _Candidates:
         self.state = query.state and AskedText(query.state.text, query.state.vector, **halves)
 
     def read(self, pool: int, aim: Aim | None) -> tuple[PartialIndex, bool]:
-        """Return what was read, and whether there may be more candidates.
-
-        Args:
-            pool: Candidates of each half.
-            aim: What the search is for.
-        """
+        """Return what was read, `pool` of each half, and whether there may be more candidates."""
         held = self.held
         stems = [*self.asked.terms, *(self.state.terms if self.state else ())]
         counts = _with(held.texts.values(), self.view.counts(stems))

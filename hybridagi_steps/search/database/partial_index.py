@@ -65,11 +65,8 @@ class PartialIndex:
     ) -> None:
         """Begin with nothing.
 
-        Args:
-            dimension: Length of vectors.
-            filters: Numbers the keys of rows; asked only by some aims.
-            counts: Of all rows, with every stem that a query has.
-            passing: Which rows may be found.
+        `filters` number the keys of rows, asked only by some aims; `counts` are of all rows, with
+        every stem that a query has; `passing` says which rows may be found.
         """
         self.columns, self.turns = StepColumns(), TurnColumns()
         self.filters, self._passing = filters, passing
@@ -129,10 +126,7 @@ def saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRo
 def window_scores(words: str, counts: StemCounts, terms: Sequence[str]) -> npt.NDArray[np.float64]:
     """Return the BM25 score of words as they are stored, without making an index of them.
 
-    Args:
-        words: Of rows, between U+0001, as `SearchView.holding` gives them.
-        counts: Of all rows.
-        terms: What is asked.
+    Words are given as `SearchView.holding` does; `counts` are of all rows.
     """
     data = np.frombuffer(f"{words}\x01".encode(), np.uint8)
     (ends,), (lines,) = ((data == byte).nonzero() for byte in (1, ord("\n")))

@@ -42,12 +42,7 @@ _SIZE = TypeAdapter(ByteSize)
 
 
 def budget_bytes(memory_budget: str | int | None, address: str) -> int | None:
-    """Return a budget in bytes; None where there is none.
-
-    Args:
-        memory_budget: Such as "256MB", "1 GiB", or a number of bytes.
-        address: Of the memory.
-    """
+    """Return a budget such as "256MB" or "1 GiB" in bytes; None where there is none."""
     if memory_budget is None:
         return None
     given: Any = memory_budget
@@ -76,13 +71,8 @@ def levels(terms: Sequence[str], rare: int, room: int, counts: StemCounts) -> li
     """Return which terms rows are to hold together, those first that weigh most.
 
     Words that most rows hold stand together in so many rows that the newest have enough of them:
-    these are looked through first where that is less than to read who holds each.
-
-    Args:
-        terms: The rarest first.
-        rare: So many of them are enough alone.
-        room: Rows wanted.
-        counts: Of all rows.
+    these are looked through first where that is less than to read who holds each. The rarest terms
+    come first, of which so many (`rare`) are enough alone; `room` is for how many rows.
     """
     documents = max(counts.documents, 1)
     telling = [term for term in terms[rare:] if counts.holding[term] <= TELLING * documents]

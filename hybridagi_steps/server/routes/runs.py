@@ -12,8 +12,8 @@ from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import UnknownRunError
 from hybridagi_steps.running.pending_calls import UserQuestion, UserQuestions
 from hybridagi_steps.server import schemas as shapes
+from hybridagi_steps.server.filter_parameters import Conditions, ConditionsRoute
 from hybridagi_steps.server.problems import problems
-from hybridagi_steps.server.routes.search import Conditions, ConditionsRoute
 from hybridagi_steps.server.routes.sessions import LARGEST_PAGE
 from hybridagi_steps.server.schemas import RUN, STEP, RunId, StepId, answer
 from hybridagi_steps.server.services import Shared, Who

@@ -33,10 +33,6 @@ _PLACES = """SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:'
     AND key IN ('place:' || CAST(? AS TEXT) || ':' || value, 'place:' || value) ORDER BY key"""
 """Without a namespace in files of earlier versions."""
 _NOTE_PLACE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-_LEARNED = "SELECT value FROM meta WHERE key = ?"
-_KEEP_LEARNED = """INSERT INTO meta VALUES (?, ?)
-    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
-_FORGET_LEARNED = "DELETE FROM meta WHERE key = ?"
 _FORGET_ALL_LEARNED = "DELETE FROM meta WHERE substr(key, 1, ?) = ?"
 _OTHER_EMBEDDER = (
     "DELETE FROM embedding WHERE namespace = ?",
@@ -181,17 +177,12 @@ class AdminTables(RetentionTables):
     def learned(self, name: str) -> str | None:
         """Return what was kept under a name."""
         with self._db.asking() as connection:
-            found = self._column(connection, _LEARNED, f"{self._learned_from}{name}")
-        return found[0] if found else None
+            return self._noted(connection, f"{self._learned_from}{name}")
 
     def keep_learned(self, name: str, value: str | None) -> None:
         """Keep what was learned, or forget it."""
-        key = f"{self._learned_from}{name}"
         with self._db.writing() as connection:
-            if value is None:
-                connection.execute(_FORGET_LEARNED, (key,))
-            else:
-                connection.execute(_KEEP_LEARNED, (key, value))
+            self._note(connection, f"{self._learned_from}{name}", value)
 
     def forget_learned(self) -> None:
         """Forget all that was learned from this namespace."""

@@ -88,16 +88,21 @@ _STEPS_BEYOND = """SELECT row FROM agent_step
     WHERE namespace = ? AND branch_id = ? AND sequence > ?"""
 _OTHERS = """SELECT row FROM step_view
     WHERE namespace = ? AND row IN (SELECT value FROM json_each(?)) AND user_id <> ?"""
-_FORGET_TOKENS = """DELETE FROM message_token WHERE message_row IN
-    (SELECT row FROM message WHERE branch_id = ? AND sequence > ?)"""
-_BEYOND = f"SELECT row + {MESSAGE_ROWS} FROM message WHERE branch_id = ? AND sequence > ?"  # noqa: S608 - no value in it
-_FORGET_UNITS = (
-    f"""INSERT INTO tombstone (namespace, row)
-        SELECT namespace, row + {MESSAGE_ROWS} FROM message WHERE branch_id = ? AND sequence > ?""",  # noqa: S608 - no value in it
-    f"DELETE FROM step_text WHERE row IN ({_BEYOND})",  # noqa: S608 - no value in it
-    f"DELETE FROM embedding WHERE row IN ({_BEYOND})",  # noqa: S608 - no value in it
-)
-_FORGET_MESSAGES = "DELETE FROM message WHERE branch_id = ? AND sequence > ?"
+
+
+def forgetting_messages(which: str) -> tuple[str, ...]:
+    """Return SQL that forgets some messages with all that was derived from them; they go last."""
+    units = f"SELECT row + {MESSAGE_ROWS} FROM message WHERE {which}"  # noqa: S608 - no value in it
+    return (
+        f"DELETE FROM message_token WHERE message_row IN (SELECT row FROM message WHERE {which})",  # noqa: S608 - no value in it
+        f"INSERT INTO tombstone (namespace, row) {units.replace('row', 'namespace, row', 1)}",
+        f"DELETE FROM step_text WHERE row IN ({units})",  # noqa: S608 - no value in it
+        f"DELETE FROM embedding WHERE row IN ({units})",  # noqa: S608 - no value in it
+        f"DELETE FROM message WHERE {which}",  # noqa: S608 - no value in it
+    )
+
+
+_FORGET_MESSAGES = forgetting_messages("branch_id = ? AND sequence > ?")
 # What others show of a message is not known without reading lines, so all are told anew: erasing
 # what another session reads is rare.
 _TELL_ANEW = (
@@ -265,10 +270,9 @@ class BranchTables(SessionTables):
         take_number(connection)
         for branch, last in limited.items():
             rows += self._column(connection, _STEPS_BEYOND, self._namespace, branch, last)
-            connection.execute(_FORGET_TOKENS, (branch, last))
-            for statement in _FORGET_UNITS:
+            for statement in _FORGET_MESSAGES[:-1]:
                 connection.execute(statement, (branch, last))
-            messages += connection.execute(_FORGET_MESSAGES, (branch, last)).rowcount
+            messages += connection.execute(_FORGET_MESSAGES[-1], (branch, last)).rowcount
         if by is not None:
             others = self._column(connection, _OTHERS, self._namespace, many(rows), by)
             rows = sorted({*rows}.difference(others))

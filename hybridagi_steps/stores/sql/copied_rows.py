@@ -316,11 +316,7 @@ class CopiedTables(AdminTables, DerivedTables):
     ) -> dict[str, OrderedRow]:
         """Return the steps or messages that are there, by id.
 
-        Args:
-            connection: Where they are read.
-            table: Which.
-            ids: Theirs.
-            originals: The numbers that the source of the copy gives its branches.
+        `originals` are the numbers that the source of the copy gives its branches.
         """
         found = self._ordered_rows(connection, table, _OF_IDS, (many(ids),), originals)
         return {entry.id: entry for entry in found}

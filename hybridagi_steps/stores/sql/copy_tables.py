@@ -17,9 +17,9 @@ from zlib import crc32
 
 import orjson
 
-from hybridagi_steps.records.store_values import MESSAGE_ROWS
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checksums import row_checksum, vector_checksum
+from hybridagi_steps.stores.sql.branches import forgetting_messages
 from hybridagi_steps.stores.sql.copied_rows import (
     MESSAGES,
     NAMED,
@@ -38,26 +38,16 @@ from hybridagi_steps.stores.sql.copied_rows import (
 )
 from hybridagi_steps.stores.sql.lineage import OPEN_END, Row, row_checksums, take_number
 from hybridagi_steps.stores.sql.moved import MovedTables
-from hybridagi_steps.stores.sql.tables import Connection, many
+from hybridagi_steps.stores.sql.tables import SOME, Connection, many
 
 _NEW_VECTOR = """INSERT INTO embedding (namespace, row, checksum,
     dimension, text_hash, given, vector, scoped) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 _DROP_VECTORS = "DELETE FROM embedding WHERE row IN (SELECT value FROM json_each(?))"
-_UNITS = f"SELECT row + {MESSAGE_ROWS} FROM message WHERE row IN (SELECT value FROM json_each(?))"  # noqa: S608 - ours
-_DROP_MESSAGES = (
-    "DELETE FROM message_token WHERE message_row IN (SELECT value FROM json_each(?))",
-    f"""INSERT INTO tombstone (namespace, row) SELECT namespace, row + {MESSAGE_ROWS} FROM message
-        WHERE row IN (SELECT value FROM json_each(?))""",  # noqa: S608 - ours
-    f"DELETE FROM step_text WHERE row IN ({_UNITS})",  # noqa: S608 - ours
-    f"DELETE FROM embedding WHERE row IN ({_UNITS})",  # noqa: S608 - ours
-    "DELETE FROM message WHERE row IN (SELECT value FROM json_each(?))",
-)
+_DROP_MESSAGES = forgetting_messages(f"row {SOME}")
 _NEW_BRANCH = """INSERT INTO branch (namespace, parent_id, fork_sequence, reason, created_at,
         session_id, reach, pointed, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
 _CHANGE_BRANCH = "UPDATE branch SET session_id = ?, reach = ?, pointed = ? WHERE id = ?"
 _DROP_BRANCHES = "DELETE FROM branch WHERE id IN (SELECT value FROM json_each(?))"
-_NOTE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-_UNNOTE = "DELETE FROM meta WHERE key = ?"
 _CHANGED = """UPDATE namespace SET epoch = epoch + 1, revoked_through = coalesce(
     (SELECT row FROM agent_step WHERE namespace = ? AND id = ?), 0) WHERE id = ?"""
 
@@ -97,16 +87,15 @@ class CopyTables(MovedTables):
     def copy_note(self, name: str) -> str | None:
         """Return what was noted of this copy under a name."""
         with self._db.asking() as connection:
-            return self.noted(connection, f"copy:{self._namespace}:").get(name)
+            return self._noted(connection, self._copy_key(name))
 
     def note_copy(self, name: str, value: str | None) -> None:
         """Note something of this copy, durably; None: no longer."""
         with self._db.writing(synced=True) as connection:
-            self._note(connection, name, value)
+            self._note(connection, self._copy_key(name), value)
 
-    def _note(self, connection: Connection, name: str, value: str | None) -> None:
-        key = f"copy:{self._namespace}:{name}"
-        connection.execute(*((_UNNOTE, (key,)) if value is None else (_NOTE, (key, value))))
+    def _copy_key(self, name: str) -> str:
+        return f"copy:{self._namespace}:{name}"
 
     def compare(self, asked: Comparison) -> Comparison:
         """Compare with a source; where that is asked, be as it is afterwards."""
@@ -169,7 +158,8 @@ class CopyTables(MovedTables):
             made[str(branch)] = here.execute(_NEW_BRANCH, new).fetchone()[0]
             asked.copies[branch] = made[str(branch)]
         if made:
-            self._note(here, f"branches:{min(map(int, made)):020}", orjson.dumps(made).decode())
+            name = self._copy_key(f"branches:{min(map(int, made)):020}")
+            self._note(here, name, orjson.dumps(made).decode())
 
     def _drop_branches(self, asked: Comparison) -> None:
         originals = asked.source.branches(asked.there)
@@ -192,7 +182,7 @@ class CopyTables(MovedTables):
         if extra and asked.repairs:
             asked.removed += len(extra)
             with self._db.writing(synced=False) as here:
-                self._note(here, "removed", "1")
+                self._note(here, self._copy_key("removed"), "1")
                 drop(here, [*extra.values()])
 
     def _drop_extra(self, asked: Comparison, table: Ordered) -> None:
@@ -288,15 +278,8 @@ class CopyTables(MovedTables):
 
     def _change_step(self, here: Connection, row: int, entry: OrderedRow) -> None:
         body = entry.texts[0]
-        values = {
-            "row": row,
-            "namespace": self._namespace,
-            "body": body.decode(),
-            "checksum": crc32(body, self._namespace),
-            "score": decode_body(body).score,
-        }
-        for statement in self._score_step:
-            here.execute(statement, values)
+        score = decode_body(body).score
+        self._write_score(here, row, (body.decode(), crc32(body, self._namespace)), score)
         for statement in self._unpin_rows if entry.branch_id is None else ():
             here.execute(statement, {"namespace": self._namespace, "rows": many([row])})
 

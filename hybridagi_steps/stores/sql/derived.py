@@ -55,6 +55,7 @@ from hybridagi_steps.stores.checksums import (
 )
 from hybridagi_steps.stores.sql.lineage import in_range
 from hybridagi_steps.stores.sql.message_units import NOTHING, MessageUnits
+from hybridagi_steps.stores.sql.steps import READ_STEPS
 from hybridagi_steps.stores.sql.tables import DERIVED, Connection, many
 
 # One lower bound, not two: SQLite would walk from whichever stands first. The rows that are not to
@@ -133,8 +134,6 @@ _VECTORS = """SELECT seq, row, text_hash, given, vector, checksum, scoped FROM e
 _TOMBSTONES = "SELECT row FROM tombstone WHERE namespace = ? AND seq > ? ORDER BY seq"
 _LIVING_MESSAGES = f"""SELECT row + {MESSAGE_ROWS} FROM message
     WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""  # noqa: S608 - no value in it
-_BODIES = """SELECT row, CAST(body AS BLOB), checksum FROM agent_step
-    WHERE +namespace = ? AND row IN (SELECT value FROM json_each(?))"""
 _WORDED = "SELECT row FROM step_text WHERE row IN (SELECT value FROM json_each(?))"
 
 Words = tuple[int, str, str | None, TextRow | None]
@@ -439,7 +438,7 @@ class DerivedTables(MessageUnits):
         """Return those rows of this namespace whose step, or message, is whole."""
         asked = many(row for row in rows if row < MESSAGE_ROWS)
         whole: set[int] = set()
-        for row, *read in connection.execute(_BODIES, (self._namespace, asked)).fetchall():
+        for row, *read in connection.execute(READ_STEPS, (self._namespace, asked)).fetchall():
             with suppress(DamagedFileError):
                 self._decoded(row, *read)
                 whole.add(row)
@@ -562,7 +561,9 @@ class DerivedTables(MessageUnits):
         if not rows:
             return {}
         asked = (self._namespace, many(sorted(rows)))
-        return {row: self._sound(row, *read) for row, *read in connection.execute(_BODIES, asked)}
+        return {
+            row: self._sound(row, *read) for row, *read in connection.execute(READ_STEPS, asked)
+        }
 
     def _sound(self, row: int, body: bytes | str, checksum: int | None) -> AgentStep:
         """Return the step in a row; for a damaged one a step without words.

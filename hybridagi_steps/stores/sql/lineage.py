@@ -540,11 +540,8 @@ def _speaker(
 ) -> Speaker:
     """Return who said a message: whom it names, else whom the question before it names.
 
-    Args:
-        user_id: Whom it names.
-        run_id: Its run.
-        asked_by: Whom the user's message names that it stands behind; None: it is a user's itself.
-        asked_in: The run of that one.
+    `asked_by` is whom the user's message names that it stands behind, None where it is a user's
+    itself; `asked_in` is the run of that one.
     """
     if user_id is not None or asked_by is None:
         return Speaker(user_id)

@@ -11,16 +11,12 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
 
 from hybridagi_steps.errors import StorageBusyError
 from hybridagi_steps.stores.sql.copied_rows import CopiedTables
 from hybridagi_steps.stores.sql.tables import Connection
 
 RECORDED = "agent_step message session branch run revocation prompt".split()  # noqa: SIM905 - names read better so
-_MOVED = "SELECT value FROM meta WHERE key = ?"
-_NOTE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-_UNNOTE = "DELETE FROM meta WHERE key = ?"
 _PAUSE_SECONDS = 0.1
 
 
@@ -34,7 +30,7 @@ class MovedTables(CopiedTables):
     def moved_to(self) -> str | None:
         """Return where the namespace has moved; None: nowhere."""
         with self._db.asking() as connection:
-            return self._moved_to(connection)
+            return self._noted(connection, self._moved_key)
 
     def refuse_writes(self, place: str | None) -> None:
         """Refuse all that is written from now on, since it has moved; None: allow it again.
@@ -58,7 +54,7 @@ class MovedTables(CopiedTables):
     def clear(self) -> None:
         """Delete everything of this namespace; one that has moved stays so."""
         with self._db.writing() as connection:
-            place = self._moved_to(connection)
+            place = self._noted(connection, self._moved_key)
             if place is not None:
                 self._refuse(connection, None)
             self._forget_all(connection)
@@ -67,15 +63,10 @@ class MovedTables(CopiedTables):
                 self._refuse(connection, place)
 
     @property
-    def _moved_key(self) -> tuple[Any, ...]:
-        return (f"moved:{self._namespace}",)
-
-    def _moved_to(self, connection: Connection) -> str | None:
-        found = connection.execute(_MOVED, self._moved_key).fetchone()
-        return found and found[0]
+    def _moved_key(self) -> str:
+        return f"moved:{self._namespace}"
 
     def _refuse(self, connection: Connection, place: str | None) -> None:
         for statement in self._refusing(place):
             connection.execute(statement)
-        key = self._moved_key
-        connection.execute(*((_UNNOTE, key) if place is None else (_NOTE, (*key, place))))
+        self._note(connection, self._moved_key, place)

@@ -82,12 +82,8 @@ class Salvaged:
     ) -> None:
         """Read everything once.
 
-        Args:
-            database: Where connections come from.
-            namespace: Whose steps.
-            decoded: Returns the step in a row, if it is whole.
-            damaged: Told of each thing that is not whole.
-            pages: Returns a database with the rows that were found without SQL.
+        `decoded` returns the step in a row, if it is whole; `damaged` is told of each thing that is
+        not; `pages` returns a database with the rows that were found without SQL.
         """
         self._pages, self._paged = pages, list[Database]()
         self._db, self._namespace = database, namespace

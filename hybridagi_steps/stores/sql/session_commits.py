@@ -53,9 +53,8 @@ _USE = "INSERT INTO append_key VALUES (?, ?, ?, ?, ?, ?)"
 def session_state_query(user: str) -> str:
     """Return SQL for all that a turn must know of a session, in one statement.
 
-    Args:
-        user: SQL of the user that a row `a` of `agent_step` names. Of `step_view` SQLite would walk
-            all rows, not those that an index finds.
+    `user` is SQL of the user that a row `a` of `agent_step` names. Of `step_view` SQLite would walk
+    all rows, not those that an index finds.
     """
     return f"""WITH state AS MATERIALIZED (
         SELECT s.branch_id AS tip, s.created_at, s.updated_at, s.forked_from, s.forked_at,

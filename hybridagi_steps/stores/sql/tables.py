@@ -29,6 +29,9 @@ ANYWHERE, DERIVED = "", "\x00derived"
 """What a writer alone may change while others write beside it, if it is no session: rows that are
 only its own; what is made of steps and kept beside them. No session has such a name."""
 
+_META = "SELECT value FROM meta WHERE key = ?"
+_KEEP_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+_FORGET_META = "DELETE FROM meta WHERE key = ?"
 SOME = "IN (SELECT value FROM json_each(?))"
 """What a column is compared with to be one of several values."""
 OF_USER = "min(CASE WHEN v.user_id = ? THEN 1 ELSE 0 END) = 1"
@@ -216,6 +219,18 @@ class Tables(ABC):
             yield last - rows
             rows *= 4
 
+    def _noted(self, connection: Connection, key: str) -> str | None:
+        """Return what `meta` has under a key."""
+        found = self._column(connection, _META, key)
+        return found[0] if found else None
+
+    def _note(self, connection: Connection, key: str, value: str | None) -> None:
+        """Note a value in `meta`; None: no longer."""
+        if value is None:
+            connection.execute(_FORGET_META, (key,))
+        else:
+            connection.execute(_KEEP_META, (key, value))
+
     def _column(self, connection: Connection, sql: str, *values: Any) -> list[Any]:
         return [value for (value,) in connection.execute(sql, values)]
 
@@ -285,24 +300,12 @@ _FORGET_MARKS = (
        AND id NOT IN (SELECT m.revocation FROM revoked m
                       WHERE m.namespace = revocation.namespace)""",
 )
+_EMPTIED = """revoked revocation tombstone step_text embedding stale_text run prompt prompt_part
+    prompt_use agent_step append_key message session branch"""
 FORGET_NAMESPACE = (
-    "DELETE FROM revoked WHERE namespace = :namespace",
-    "DELETE FROM revocation WHERE namespace = :namespace",
-    "DELETE FROM tombstone WHERE namespace = :namespace",
-    "DELETE FROM step_text WHERE namespace = :namespace",
-    "DELETE FROM embedding WHERE namespace = :namespace",
-    "DELETE FROM stale_text WHERE namespace = :namespace",
-    "DELETE FROM run WHERE namespace = :namespace",
-    "DELETE FROM prompt WHERE namespace = :namespace",
-    "DELETE FROM prompt_part WHERE namespace = :namespace",
-    "DELETE FROM prompt_use WHERE namespace = :namespace",
-    "DELETE FROM agent_step WHERE namespace = :namespace",
-    "DELETE FROM append_key WHERE namespace = :namespace",
     """DELETE FROM message_token WHERE message_row IN
        (SELECT row FROM message WHERE namespace = :namespace)""",
-    "DELETE FROM message WHERE namespace = :namespace",
-    "DELETE FROM session WHERE namespace = :namespace",
-    "DELETE FROM branch WHERE namespace = :namespace",
+    *(f"DELETE FROM {table} WHERE namespace = :namespace" for table in _EMPTIED.split()),  # noqa: S608 - names are ours
     """UPDATE namespace SET epoch = epoch + 1, texts_through = 0, vectors_through = 0,
        message_texts_through = 0, message_vectors_through = 0, revoked_through = 0
        WHERE id = :namespace""",

@@ -63,9 +63,8 @@ class Lines(NamedTuple):
 def key_columns(in_body: str, **own: str) -> dict[StepKey, str]:
     """Return the SQL of each step key for a row `k` of `step_view`.
 
-    Args:
-        in_body: SQL of a text in the body of row `k`, `{key}` standing for its key.
-        own: Keys that the back-end has in its own way.
+    `in_body` is SQL of a text in the body of row `k`, `{key}` standing for its key; `own` are keys
+    that the back-end has in its own way.
     """
     columns = {key: f"k.{key}" for key in ("program", "scope", "created_at")}
     columns |= {

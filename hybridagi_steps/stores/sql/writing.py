@@ -137,20 +137,21 @@ class StepWriting(PromptTables):
             for row, body, checksum in connection.execute(READ_STEPS, asked).fetchall():
                 step = self._decoded(row, body, checksum)
                 step.score = wanted[id_text(step.id)]
-                text, checksum = checked_body(step, self._namespace)
-                values = {
-                    "row": row,
-                    "namespace": self._namespace,
-                    "body": text,
-                    "checksum": checksum,
-                    "score": step.score,
-                }
-                for statement in self._score_step:
-                    connection.execute(statement, values)
+                body = checked_body(step, self._namespace)
+                self._write_score(connection, row, body, step.score)
             (moved,) = connection.execute(_RESCORED, (self._namespace,)).fetchone()
         self._rescored.note(
             (self._restarts, moved), {row: float(wanted[name]) for name, row in rows.items()}
         )
+
+    def _write_score(
+        self, connection: Connection, row: int, body: tuple[str, int], score: float | None
+    ) -> None:
+        """Put a body, with its checksum and its score, in the place of a row's."""
+        values = dict(zip(("body", "checksum"), body, strict=True))
+        for statement in self._score_step:
+            asked = {"row": row, "namespace": self._namespace, **values, "score": score}
+            connection.execute(statement, asked)
 
     @cached_property
     def _rescored(self) -> Rescorings:

@@ -139,10 +139,8 @@ class Database:
     ) -> Generator[sqlite3.Connection]:
         """Give the writer in a transaction that is committed whole, or rolled back.
 
-        Args:
-            synced: Whether the commit waits for the disk, if not as this was opened. What can be
-                made again need not; the next commit that does takes it along.
-            beside: What it alone may change; a file has one writer at a time.
+        `synced` as of `tables.Database.writing`; whatever stands `beside`, a file has one writer at
+        a time.
         """
         wanted = _SYNCHRONOUS[self.durability if synced is None else synced]
         with self.exclusive() as connection:
@@ -204,8 +202,7 @@ class Database:
     def compact(self, afterwards: str) -> None:
         """Rewrite the file without its free pages and empty the WAL.
 
-        Args:
-            afterwards: A statement to run once that is done, before anybody else writes.
+        `afterwards` is a statement to run once that is done, before anybody else writes.
         """
         with self.exclusive() as connection:
             connection.execute("VACUUM")

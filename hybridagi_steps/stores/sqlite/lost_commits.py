@@ -43,10 +43,8 @@ class _Frame(NamedTuple):
 def lost_commits(connection: sqlite3.Connection, log: Path) -> int:
     """Return about how many commits of a log were lost; 0 where nothing proves it.
 
-    Args:
-        connection: One to the database, outside a transaction. Nobody else may write meanwhile;
-            what SQLite reads of the log is copied into the database.
-        log: The path of the log.
+    The connection is outside a transaction. Nobody else may write meanwhile; what SQLite reads of
+    the log is copied into the database.
     """
     _, last, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()

@@ -72,10 +72,8 @@ class _Pages(NamedTuple):
 def rows_of_pages(path: Path, namespace: str, damaged: Callable[[str], None]) -> InMemoryDatabase:
     """Return a database of its own with what the pages of a file hold, checked by nobody yet.
 
-    Args:
-        path: The file; nobody should write it meanwhile.
-        namespace: What the namespace is called whose name is lost, if that is the only one.
-        damaged: Told of names that are lost.
+    Nobody should write the file meanwhile. `namespace` is what the only one is called whose name is
+    lost; `damaged` is told of names that are lost.
     """
     database = InMemoryDatabase("normal", DEFAULT_TIMEOUT_SECONDS, UNLINKED_FILE)
     with database.writing() as connection:

@@ -29,6 +29,31 @@ _EXPECTED_TABLES = frozenset(
     "meta namespace agent_step step_key step_text embedding session branch message".split()  # noqa: SIM905 - names read better so
 )
 
+_OWED_SINCE = 13
+_OWED = {
+    "step": "DELETE ON agent_step",
+    "message": "DELETE ON message",
+    "rewritten": "UPDATE OF id, said, body ON message",
+    "session": "DELETE ON session",
+    "origin": "UPDATE OF forked_from ON session",
+    "branch": "DELETE ON branch",
+    "disowned": "UPDATE OF session_id ON branch WHEN old.session_id IS NOT new.session_id",
+    "key": "DELETE ON append_key",
+    "run": "DELETE ON run",
+    "feedback": "UPDATE OF feedback ON run WHEN old.feedback IS NOT new.feedback",
+    "prompt": "DELETE ON prompt",
+    "other_prompt": "UPDATE OF body ON prompt WHEN old.body IS NOT new.body",
+    "part": "DELETE ON prompt_part",
+    "revocation": "DELETE ON revocation",
+    "reason": "UPDATE OF filter, reason ON revocation",
+    "forgotten": "DELETE ON meta WHEN old.key LIKE 'learned:%'",
+    "learned": "UPDATE OF value ON meta WHEN old.key LIKE 'learned:%'",
+}
+"""What leaves something in the file that was deleted or overwritten: see 0013_compaction_owed."""
+_OWING = """CREATE TRIGGER IF NOT EXISTS owed_for_{} AFTER {} BEGIN
+    UPDATE meta SET value = 1 WHERE key = 'compaction_owed' AND value = 0;
+END"""
+
 
 @cache
 def migrations() -> list[tuple[int, str]]:
@@ -97,6 +122,8 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute("BEGIN IMMEDIATE")
         for statement in _statements(script):
             connection.execute(statement)
+        for named in _OWED.items() if number == _OWED_SINCE else ():
+            connection.execute(_OWING.format(*named))
         if number == 1:
             new_id = (uuid4().hex,)
             connection.execute("INSERT INTO meta VALUES ('store_id', ?), ('row_floor', 0)", new_id)
