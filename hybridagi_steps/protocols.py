@@ -26,6 +26,7 @@ from hybridagi_steps.records.store_values import (
     Frontier,
     Hidden,
     MessagePlace,
+    Metadata,
     PendingText,
     Position,
     RowMetadata,
@@ -183,8 +184,11 @@ class ValuedStore(Protocol):
         """Return the AgentSteps above one row and up to another that have a score of their own."""
         ...
 
-    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
-        """Return the AgentSteps within bounds as above that have plain metadata, by row."""
+    def metadata_values(self, *, after: int, through: int) -> Metadata:
+        """Return what AgentSteps within bounds as above have as metadata, by key.
+
+        Values that no filter can ask for may be missing.
+        """
         ...
 
     def rescored(self, since: int, through: int) -> Mapping[int, float] | None:
@@ -241,7 +245,7 @@ class MessageIndex(Protocol):
         ...
 
     def message_metadata(self, *, after: int, through: int) -> RowMetadata:
-        """Return the messages within bounds with their metadata, as `metadata_values` does."""
+        """Return the messages within bounds, as for `metadata_values`, with their metadata."""
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:

@@ -27,8 +27,7 @@ ShortVector = npt.NDArray[np.int16]
 """One vector in whole numbers."""
 Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
-RowMetadata = list[tuple[int, Mapping[str, Any]]]
-"""Rows with the metadata of each, those that have any."""
+
 ABANDONED = "abandoned"
 """The scope that steps on branches show in which no session reads."""
 REVOKED = "revoked"
@@ -112,6 +111,39 @@ def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def without(rows: Rows, gone: Rows) -> Rows:
     """Return those of `rows`, which ascend, that are not among `gone`."""
     return np.delete(rows, np.searchsorted(rows, gone[among(gone, rows)]))
+
+
+RowMetadata = list[tuple[int, Mapping[str, Any]]]
+"""Rows with the metadata of each, those that have any."""
+
+
+class KeyValues(NamedTuple):
+    """Of one key of metadata the rows that have it, with what they have."""
+
+    rows: npt.NDArray[np.int64]
+    """Ascending."""
+    numbers: npt.NDArray[np.intp]
+    """Of each row the place of its value in `values`."""
+    values: list[Any]
+
+
+Metadata = Mapping[str, KeyValues]
+"""What some rows have as metadata, by key."""
+
+
+def by_key(found: Iterable[tuple[int, Mapping[str, Any]]]) -> Metadata:
+    """Return the metadata of rows, ascending, by key."""
+    held: dict[str, tuple[list[int], list[Any]]] = {}
+    for row, metadata in found:
+        for key, value in metadata.items():
+            if (of_key := held.get(key)) is None:
+                of_key = held[key] = [], []
+            of_key[0].append(row)
+            of_key[1].append(value)
+    return {
+        key: KeyValues(np.array(rows, np.int64), np.arange(len(rows)), values)
+        for key, (rows, values) in held.items()
+    }
 
 
 class TextRow(NamedTuple):

@@ -209,8 +209,9 @@ class FilterColumns(HeldColumns):
         having = [
             row
             for span in spans
-            for row, metadata in self._metadata_of(*span)
-            if key in metadata and plain_value(metadata[key]) == value
+            if (held := self._metadata_of(*span).get(key)) is not None
+            for row, number in zip(held.rows.tolist(), held.numbers.tolist(), strict=True)
+            if plain_value(held.values[number]) == value
         ]
         return found[np.isin(self._rows.values[found], having)]
 

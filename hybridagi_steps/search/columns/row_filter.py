@@ -27,9 +27,10 @@ from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     REVOKED,
     Hidden,
+    Metadata,
     Position,
-    RowMetadata,
     Rows,
+    by_key,
 )
 from hybridagi_steps.search.columns.filter_index import FilterColumns
 from hybridagi_steps.search.columns.held_columns import PAGE
@@ -418,8 +419,8 @@ class _MessageColumns(FilterColumns):
     def _is_for_the_store(self, where: StepFilter) -> bool:
         return self._may_change(where)
 
-    def _metadata_of(self, after: int, through: int) -> RowMetadata:
-        return self._index.message_metadata(after=after, through=through)
+    def _metadata_of(self, after: int, through: int) -> Metadata:
+        return by_key(self._index.message_metadata(after=after, through=through))
 
     def _scores_of(self, after: int, through: int) -> Sequence[tuple[int, float]]:  # noqa: ARG002
         return []  # messages have the scores of their runs
