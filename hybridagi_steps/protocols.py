@@ -29,7 +29,6 @@ from hybridagi_steps.records.store_values import (
     Metadata,
     PendingText,
     Position,
-    RowMetadata,
     Rows,
     RunSummary,
     SessionState,
@@ -185,10 +184,7 @@ class ValuedStore(Protocol):
         ...
 
     def metadata_values(self, *, after: int, through: int) -> Metadata:
-        """Return what AgentSteps within bounds as above have as metadata, by key.
-
-        Values that no filter can ask for may be missing.
-        """
+        """Return what AgentSteps within bounds as above have as plain metadata."""
         ...
 
     def rescored(self, since: int, through: int) -> Mapping[int, float] | None:
@@ -244,8 +240,8 @@ class MessageIndex(Protocol):
         """
         ...
 
-    def message_metadata(self, *, after: int, through: int) -> RowMetadata:
-        """Return the messages within bounds, as for `metadata_values`, with their metadata."""
+    def message_metadata(self, *, after: int, through: int) -> Metadata:
+        """Return the messages within bounds with their metadata, as `metadata_values` does."""
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:

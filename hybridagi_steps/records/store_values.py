@@ -27,7 +27,10 @@ ShortVector = npt.NDArray[np.int16]
 """One vector in whole numbers."""
 Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
-
+RowMetadata = list[tuple[int, Mapping[str, Any]]]
+"""Rows with the metadata of each, those that have any."""
+Metadata = RowMetadata | Mapping[str, tuple[Rows, npt.NDArray[np.intp], Sequence[Any]]]
+"""The same, or of each key the rows that have it, ascending, where its value is, and the values."""
 ABANDONED = "abandoned"
 """The scope that steps on branches show in which no session reads."""
 REVOKED = "revoked"
@@ -52,7 +55,6 @@ _DENIED = UUID("8d5c2e1a-40f7-5b93-a6de-3c9b7f10e258")
 _ANSWERS = UUID("2f4a7c1e-6d0b-5b8e-9c37-8f1d5e2a4b60")
 MESSAGE_ROWS = 2**40
 """Rows from here on are messages of sessions: this plus the row that the message itself has."""
-
 SEVERAL_USERS = "(several users)"
 """Who a message is said to be of that any of several users may have said."""
 
@@ -111,39 +113,6 @@ def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def without(rows: Rows, gone: Rows) -> Rows:
     """Return those of `rows`, which ascend, that are not among `gone`."""
     return np.delete(rows, np.searchsorted(rows, gone[among(gone, rows)]))
-
-
-RowMetadata = list[tuple[int, Mapping[str, Any]]]
-"""Rows with the metadata of each, those that have any."""
-
-
-class KeyValues(NamedTuple):
-    """Of one key of metadata the rows that have it, with what they have."""
-
-    rows: npt.NDArray[np.int64]
-    """Ascending."""
-    numbers: npt.NDArray[np.intp]
-    """Of each row the place of its value in `values`."""
-    values: list[Any]
-
-
-Metadata = Mapping[str, KeyValues]
-"""What some rows have as metadata, by key."""
-
-
-def by_key(found: Iterable[tuple[int, Mapping[str, Any]]]) -> Metadata:
-    """Return the metadata of rows, ascending, by key."""
-    held: dict[str, tuple[list[int], list[Any]]] = {}
-    for row, metadata in found:
-        for key, value in metadata.items():
-            if (of_key := held.get(key)) is None:
-                of_key = held[key] = [], []
-            of_key[0].append(row)
-            of_key[1].append(value)
-    return {
-        key: KeyValues(np.array(rows, np.int64), np.arange(len(rows)), values)
-        for key, (rows, values) in held.items()
-    }
 
 
 class TextRow(NamedTuple):

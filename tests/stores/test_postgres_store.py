@@ -38,6 +38,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.exchange import salvage_file
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Position
+from hybridagi_steps.search.columns.metadata_columns import by_key
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.address import cache_path, secrets_of, shown_address
 from hybridagi_steps.stores.body import encode_body
@@ -712,9 +713,9 @@ class TestTexts:
         for after, through in ((0, int(rows[-1])), (int(rows[2]), int(rows[9])), (0, 0)):
             told = {
                 (row, key): value
-                for key, of_key in store.metadata_values(after=after, through=through).items()
+                for key, held in by_key(store.metadata_values(after=after, through=through)).items()
                 for row, value in zip(
-                    of_key.rows, map(of_key.values.__getitem__, of_key.numbers), strict=True
+                    held.rows, map(held.values.__getitem__, held.numbers), strict=True
                 )
             }
             expected = {
@@ -726,7 +727,7 @@ class TestTexts:
             assert {place: (value, value is True) for place, value in told.items()} == {
                 place: (value, value is True) for place, value in expected.items()
             }
-        few = store.metadata_values(after=0, through=int(rows[-1]))["k\x1a20"]
+        few = by_key(store.metadata_values(after=0, through=int(rows[-1])))["k\x1a20"]
         assert few.values == ["x"]
 
     def test_a_name_with_nul_finds_nothing(self, store: PostgresStepStore) -> None:

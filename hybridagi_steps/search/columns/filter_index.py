@@ -36,6 +36,7 @@ from hybridagi_steps.search.columns.key_columns import (
     plain_value,
     without,
 )
+from hybridagi_steps.search.columns.metadata_columns import by_key
 from hybridagi_steps.stores.sql.tables import is_storable
 
 COMPARED_ALONE = 256
@@ -209,7 +210,7 @@ class FilterColumns(HeldColumns):
         having = [
             row
             for span in spans
-            if (held := self._metadata_of(*span).get(key)) is not None
+            if (held := by_key(self._metadata_of(*span)).get(key)) is not None
             for row, number in zip(held.rows.tolist(), held.numbers.tolist(), strict=True)
             if plain_value(held.values[number]) == value
         ]

@@ -159,7 +159,7 @@ class HeldColumns:
     def _metadata_of(self, after: int, through: int) -> Metadata:
         """Return what rows within bounds have as metadata."""
         if self._values is None:
-            return {}
+            return []
         return self._values.metadata_values(after=after, through=through)
 
     def _scores_of(self, after: int, through: int) -> Sequence[tuple[int, float]]:

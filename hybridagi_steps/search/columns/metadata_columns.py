@@ -9,12 +9,14 @@ stored of the few rows with that hash.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
-from hybridagi_steps.records.store_values import KeyValues, Metadata, Rows
+from hybridagi_steps.records.store_values import Metadata, Rows
 from hybridagi_steps.search.columns.key_columns import (
     ABSENT,
     LONG_TEXT,
@@ -35,6 +37,32 @@ MOST_KEYS = 256
 MOST_VALUES = 50_000
 """Values of a key that are numbered; of more their hashes are kept."""
 _HASH_BITS = 2**31 - 1
+
+
+class KeyValues(NamedTuple):
+    """Of one key the rows that have it, ascending, and what they have."""
+
+    rows: Rows
+    numbers: npt.NDArray[np.intp]
+    """Of each row the place of its value in `values`."""
+    values: Sequence[Any]
+
+
+def by_key(found: Metadata) -> Mapping[str, KeyValues]:
+    """Return the metadata of rows by key."""
+    if isinstance(found, Mapping):
+        return {key: KeyValues(*of_key) for key, of_key in found.items()}
+    held: dict[str, tuple[list[int], list[Any]]] = {}
+    for row, metadata in found:
+        for key, value in metadata.items():
+            if (of_key := held.get(key)) is None:
+                of_key = held[key] = [], []
+            of_key[0].append(row)
+            of_key[1].append(value)
+    return {
+        key: KeyValues(np.array(rows, np.int64), np.arange(len(rows)), values)
+        for key, (rows, values) in held.items()
+    }
 
 
 class MetadataColumns:
@@ -68,7 +96,7 @@ class MetadataColumns:
 
     def extend(self, rows: Rows, count: int, found: Metadata) -> None:
         """Add the next of some rows, so many; what is `found` of others is left out."""
-        for key, of_key in found.items():
+        for key, of_key in by_key(found).items():
             self.load([key])
             if key not in self._keys:
                 if len(self._keys) + len(self._unread) == MOST_KEYS:

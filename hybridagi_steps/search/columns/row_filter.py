@@ -30,7 +30,6 @@ from hybridagi_steps.records.store_values import (
     Metadata,
     Position,
     Rows,
-    by_key,
 )
 from hybridagi_steps.search.columns.filter_index import FilterColumns
 from hybridagi_steps.search.columns.held_columns import PAGE
@@ -420,7 +419,7 @@ class _MessageColumns(FilterColumns):
         return self._may_change(where)
 
     def _metadata_of(self, after: int, through: int) -> Metadata:
-        return by_key(self._index.message_metadata(after=after, through=through))
+        return self._index.message_metadata(after=after, through=through)
 
     def _scores_of(self, after: int, through: int) -> Sequence[tuple[int, float]]:  # noqa: ARG002
         return []  # messages have the scores of their runs

@@ -35,7 +35,6 @@ from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     Changes,
     Frontier,
-    KeyValues,
     Metadata,
     Position,
     Rows,
@@ -337,6 +336,6 @@ def _by_key(rows: Rows, lines: Iterable[str]) -> Metadata:
     ends = np.cumsum(np.bincount(key[line], minlength=len(keys)))
     parts = np.split(order, ends[:-1]) if keys else []
     return {
-        name: KeyValues(rows[part], place[line[part]], values[name])
+        name: (rows[part], place[line[part]], values[name])
         for name, part in zip(keys, parts, strict=True)
     }

@@ -25,9 +25,8 @@ from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     BranchPosition,
-    Metadata,
+    RowMetadata,
     Rows,
-    by_key,
     line_of,
 )
 from hybridagi_steps.stores.body import checked_body
@@ -313,12 +312,12 @@ class SqliteSteps(SqliteTables, StepWriting):
             )
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
 
-    def metadata_values(self, *, after: int, through: int) -> Metadata:
-        """Return what steps in a range of rows have as metadata."""
+    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
+        """Return the steps in a range of rows with their metadata."""
         with self._db.reading() as connection:
             found = connection.execute(_ROW_METADATA, (self._namespace, after, through)).fetchall()
         try:
-            return by_key((row, as_object(orjson.loads(text))) for row, text in found)
+            return [(row, as_object(orjson.loads(text))) for row, text in found]
         except ValueError as error:
             raise damaged(f"metadata of the steps in rows {after} to {through}", error) from error
 
