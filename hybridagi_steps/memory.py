@@ -237,7 +237,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             store.forget_learned()
             erased = erase(store, asked, self.namespace, self.whole_address, by)
             owed = not isinstance(store, TracksDeletions) or store.compaction_owed()
-            return erased.but(self._places_left()) if owed else erased
+            return erased.but(self._places_left(rewrite=owed))
         finally:
             self._forget_cache(if_outdated=True)
 
@@ -573,15 +573,16 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         if self.closed:
             raise MemoryClosedError(f"{self!r} is closed; open it again.")
 
-    def _places_left(self) -> list[str]:
+    def _places_left(self, *, rewrite: bool = True) -> list[str]:
         """Overwrite what was deleted; return where it is until that is next read, or rewritten."""
-        store = self._open_store
-        if isinstance(store, TracksDeletions):  # first: who is killed later leaves no cache
-            self._forget_cache()
-        try:
-            beyond = store.compact()
-        except (StorageBusyError, ReadOnlyStorageError):  # the rows are gone: that is to be learned
-            beyond = (shown_address(self.whole_address),)
+        store, beyond = self._open_store, tuple[str, ...]()
+        if rewrite:
+            if not isinstance(store, CachedApart):  # first: who is killed later leaves no cache
+                self._forget_cache()
+            try:
+                beyond = store.compact()
+            except (StorageBusyError, ReadOnlyStorageError):  # that the rows are gone is to be told
+                beyond = (shown_address(self.whole_address),)
         return [*beyond, *(store.caches_elsewhere() if isinstance(store, CachedApart) else [])]
 
     def _forget_cache(self, *, if_outdated: bool = False) -> None:

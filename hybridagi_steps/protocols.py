@@ -26,9 +26,9 @@ from hybridagi_steps.records.store_values import (
     Frontier,
     Hidden,
     MessagePlace,
+    Metadata,
     PendingText,
     Position,
-    RowMetadata,
     Rows,
     RunSummary,
     SessionState,
@@ -183,8 +183,8 @@ class ValuedStore(Protocol):
         """Return the AgentSteps above one row and up to another that have a score of their own."""
         ...
 
-    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
-        """Return the AgentSteps within bounds as above that have plain metadata, by row."""
+    def metadata_values(self, *, after: int, through: int) -> Metadata:
+        """Return what AgentSteps within bounds as above have as plain metadata."""
         ...
 
     def rescored(self, since: int, through: int) -> Mapping[int, float] | None:
@@ -240,7 +240,7 @@ class MessageIndex(Protocol):
         """
         ...
 
-    def message_metadata(self, *, after: int, through: int) -> RowMetadata:
+    def message_metadata(self, *, after: int, through: int) -> Metadata:
         """Return the messages within bounds with their metadata, as `metadata_values` does."""
         ...
 

@@ -29,6 +29,8 @@ Rows = npt.NDArray[np.int64]
 """Row numbers of a store."""
 RowMetadata = list[tuple[int, Mapping[str, Any]]]
 """Rows with the metadata of each, those that have any."""
+Metadata = RowMetadata | Mapping[str, tuple[Rows, npt.NDArray[np.intp], Sequence[Any]]]
+"""The same, or of each key the rows that have it, ascending, where its value is, and the values."""
 ABANDONED = "abandoned"
 """The scope that steps on branches show in which no session reads."""
 REVOKED = "revoked"
@@ -53,7 +55,6 @@ _DENIED = UUID("8d5c2e1a-40f7-5b93-a6de-3c9b7f10e258")
 _ANSWERS = UUID("2f4a7c1e-6d0b-5b8e-9c37-8f1d5e2a4b60")
 MESSAGE_ROWS = 2**40
 """Rows from here on are messages of sessions: this plus the row that the message itself has."""
-
 SEVERAL_USERS = "(several users)"
 """Who a message is said to be of that any of several users may have said."""
 

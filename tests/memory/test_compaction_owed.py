@@ -6,7 +6,8 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,113 @@ def test_who_cannot_rewrite_the_file_leaves_it_owed(path: Path) -> None:
         assert memory.purge(NOTHING).unreached == ()
         assert not owed(memory)
     assert told(path.parent) == []
+
+
+# -- PostgreSQL: one note for all namespaces of a database
+
+
+def sql(address: str, *statements: str) -> None:
+    """Run statements, each by itself."""
+    psycopg: Any = import_module("psycopg")
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("SET search_path TO hybridagi_steps")
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.fixture
+def rewriting(postgres_address: str, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
+    """Whatever rewrites tables takes one of these, and calls it when it is done with them."""
+    module = import_module("hybridagi_steps.stores.postgres.store")
+    rewrite, calls = module.rewrite, list[Callable[[], Any]]()
+
+    def counted(*args: Any, **options: Any) -> None:
+        afterwards = calls.pop()  # IndexError: nobody expects it
+        rewrite(*args, **options)
+        afterwards()
+
+    monkeypatch.setattr(module, "rewrite", counted)
+    with StepMemory(postgres_address, embedder="hashing") as memory:
+        assert not owed(memory)
+        memory.add([said(id=f"{n}", run_id="other") for n in range(3)])
+        memory.add(said(id="first", run_id="r", session_id="s"))
+        memory.flush()
+    return calls
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_purge_of_nothing_rewrites_no_table(
+    postgres_address: str, rewriting: list[Callable[[], Any]]
+) -> None:
+    with StepMemory(postgres_address) as memory:
+        memory.add(said(id="later"))
+        memory.score("other", 0.5, "good")
+        for where in (NOTHING, {"user_id": "nobody"}, {"session_id": "none"}, {"tools": "none"}):
+            assert memory.purge(where) == 0
+        rewriting.append(nothing)
+        assert memory.purge({"run_id": "r"}) == 1
+        assert not owed(memory)
+        assert memory.purge(NOTHING) == 0
+
+
+@pytest.mark.parametrize("name", DELETING)
+def test_whatever_deletes_has_the_next_purge_rewrite_the_tables(
+    postgres_address: str, rewriting: list[Callable[[], Any]], name: str
+) -> None:
+    with StepMemory(postgres_address, namespace="beside", embedder="hashing") as other:
+        with StepMemory(postgres_address) as memory:
+            DELETING[name](memory)
+            assert owed(memory)
+        rewriting.append(nothing)
+        other.purge(NOTHING)
+        assert rewriting == []
+        assert not owed(other)
+
+
+def test_what_is_deleted_beside_a_rewriting_stays_owed(
+    postgres_address: str, rewriting: list[Callable[[], Any]]
+) -> None:
+    """It may be in a table that was rewritten before."""
+    with StepMemory(postgres_address) as memory, StepMemory(postgres_address) as other:
+        rewriting.append(lambda: other.delete("0"))
+        assert memory.purge({"run_id": "r"}) == 1
+        assert owed(memory)
+        rewriting.append(nothing)
+        assert memory.purge(NOTHING) == 0
+        assert not owed(memory)
+
+
+def test_who_was_stopped_while_rewriting_leaves_it_owed(
+    postgres_address: str, rewriting: list[Callable[[], Any]]
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with StepMemory(postgres_address) as memory:
+        rewriting.append(stop)
+        with suppress(KeyboardInterrupt):
+            memory.purge({"run_id": "r"})
+        assert rewriting == []
+        assert owed(memory)
+
+
+def test_tables_of_before_count_as_such_of_which_something_was_deleted(
+    postgres_address: str, rewriting: list[Callable[[], Any]]
+) -> None:
+    sql(
+        postgres_address,
+        "DROP FUNCTION owe_compaction CASCADE",
+        "DROP FUNCTION compaction_owed",
+        "DELETE FROM meta WHERE key = 'rewritings'",
+        "UPDATE meta SET value = '15' WHERE key = 'schema_version'",
+    )
+    rewriting.append(nothing)
+    with StepMemory(postgres_address) as memory:
+        assert owed(memory)
+        memory.purge(NOTHING)
+        assert not owed(memory)
+        assert memory.delete("0") == 1
+        assert owed(memory)

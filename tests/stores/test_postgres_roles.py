@@ -294,6 +294,9 @@ def test_a_purge_names_the_database_that_it_may_not_rewrite(roles: Roles) -> Non
         erased = memory.purge({"user_id": "u"})
         assert erased == 1
         assert erased.unreached == (memory.address,)
+        again = memory.purge({"user_id": "u"})  # what it noted it does not see, but is told of
+        assert again == 0
+        assert again.unreached == (memory.address,)
 
 
 def test_a_writer_adds_and_removes_nothing(roles: Roles) -> None:

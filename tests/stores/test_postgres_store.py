@@ -38,6 +38,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.exchange import salvage_file
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Position
+from hybridagi_steps.search.columns.metadata_columns import by_key
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.address import cache_path, secrets_of, shown_address
 from hybridagi_steps.stores.body import encode_body
@@ -45,7 +46,7 @@ from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
-from hybridagi_steps.stores.postgres import PostgresStepStore, schema  # noqa: E402
+from hybridagi_steps.stores.postgres import PostgresStepStore, following, schema  # noqa: E402
 from hybridagi_steps.stores.postgres.roles import grant  # noqa: E402
 from hybridagi_steps.stores.postgres.spelling import spelled  # noqa: E402
 from hybridagi_steps.stores.postgres.steps import metadata_texts  # noqa: E402
@@ -687,6 +688,47 @@ class TestTexts:
         store.commit("s", [message(odd)])
         assert store.messages("s")[0].content == odd
         assert store.verify() == []
+
+    def test_keys_of_many_steps_are_read_as_one_text(
+        self, store: PostgresStepStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever stands in them, where some have none; metadata by pages, each value once."""
+        odd = ["a", "", None, "\x1a2", "\x1a3", "\x1a", "\x00", "\x1a\x00", "a\nb", "\\", "\x1a1"]
+        monkeypatch.setattr(following, "_PAGE", 3)
+        values: list[Any] = [*odd, 1, 1.0, True, 2.5, 2**63, [1], {"n": 1}]
+        made = [
+            step(id=f"{n}").model_copy(
+                update={
+                    "inputs": {"tool": odd[n % len(odd)]},
+                    "metadata": {"k": value, f"k\x1a2{n % 2}": "x"} if n % 5 else None,
+                }
+            )
+            for n, value in enumerate(values)
+        ]
+        store.append(made)
+        rows, keys = store.step_keys(["user_id", "tool"], after=0, limit=99)
+        assert keys["tool"] == [each.inputs["tool"] for each in made if each.inputs]
+        assert keys["user_id"] == [None] * len(made)
+        assert store.step_keys(["user_id"], after=int(rows[-2]), limit=99)[0].tolist() == [rows[-1]]
+        for after, through in ((0, int(rows[-1])), (int(rows[2]), int(rows[9])), (0, 0)):
+            told = {
+                (row, key): value
+                for key, held in by_key(store.metadata_values(after=after, through=through)).items()
+                for row, value in zip(
+                    held.rows, map(held.values.__getitem__, held.numbers), strict=True
+                )
+            }
+            expected = {
+                (row, key): value
+                for row, each in zip(rows, made, strict=True)
+                for key, value in (each.metadata or {}).items()
+                if after < row <= through and not isinstance(value, list | dict)
+            }
+            assert {place: (value, value is True) for place, value in told.items()} == {
+                place: (value, value is True) for place, value in expected.items()
+            }
+        few = by_key(store.metadata_values(after=0, through=int(rows[-1])))["k\x1a20"]
+        assert few.values == ["x"]
 
     def test_a_name_with_nul_finds_nothing(self, store: PostgresStepStore) -> None:
         store.append([step(id="a", run_id="r")])

@@ -36,6 +36,7 @@ from hybridagi_steps.search.columns.key_columns import (
     plain_value,
     without,
 )
+from hybridagi_steps.search.columns.metadata_columns import by_key
 from hybridagi_steps.stores.sql.tables import is_storable
 
 COMPARED_ALONE = 256
@@ -209,8 +210,9 @@ class FilterColumns(HeldColumns):
         having = [
             row
             for span in spans
-            for row, metadata in self._metadata_of(*span)
-            if key in metadata and plain_value(metadata[key]) == value
+            if (held := by_key(self._metadata_of(*span)).get(key)) is not None
+            for row, number in zip(held.rows.tolist(), held.numbers.tolist(), strict=True)
+            if plain_value(held.values[number]) == value
         ]
         return found[np.isin(self._rows.values[found], having)]
 

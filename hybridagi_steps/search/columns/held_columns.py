@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hybridagi_steps.protocols import IndexedStore, ValuedStore
 from hybridagi_steps.records.filter_fields import StepKey
-from hybridagi_steps.records.store_values import RowMetadata, Rows
+from hybridagi_steps.records.store_values import Metadata, Rows
 from hybridagi_steps.search.columns.key_columns import (
     ABSENT,
     SCORE,
@@ -156,8 +156,8 @@ class HeldColumns:
     ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
         return self._store.step_keys(names, after=after, limit=PAGE)
 
-    def _metadata_of(self, after: int, through: int) -> RowMetadata:
-        """Return the rows within bounds with their metadata."""
+    def _metadata_of(self, after: int, through: int) -> Metadata:
+        """Return what rows within bounds have as metadata."""
         if self._values is None:
             return []
         return self._values.metadata_values(after=after, through=through)
@@ -286,11 +286,7 @@ class HeldColumns:
             if name == SCORE:
                 self._columns[name].extend(_scores(page, self._scores_of(*bounds)))
             else:
-                found = self._metadata_of(*bounds)
-                places = np.searchsorted(known, [row for row, _ in found])
-                there = zip(places.tolist(), found, strict=True)
-                kept = ((place, told) for place, (row, told) in there if known[place] == row)
-                self._metadata.extend(len(page), kept)
+                self._metadata.extend(known, len(page), self._metadata_of(*bounds))
 
     def _pages(
         self, names: Sequence[StepKey], after: int

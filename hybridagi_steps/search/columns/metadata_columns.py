@@ -9,13 +9,16 @@ stored of the few rows with that hash.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
+from hybridagi_steps.records.store_values import Metadata, Rows
 from hybridagi_steps.search.columns.key_columns import (
+    ABSENT,
     LONG_TEXT,
     NOWHERE,
     Column,
@@ -34,6 +37,32 @@ MOST_KEYS = 256
 MOST_VALUES = 50_000
 """Values of a key that are numbered; of more their hashes are kept."""
 _HASH_BITS = 2**31 - 1
+
+
+class KeyValues(NamedTuple):
+    """Of one key the rows that have it, ascending, and what they have."""
+
+    rows: Rows
+    numbers: npt.NDArray[np.intp]
+    """Of each row the place of its value in `values`."""
+    values: Sequence[Any]
+
+
+def by_key(found: Metadata) -> Mapping[str, KeyValues]:
+    """Return the metadata of rows by key."""
+    if isinstance(found, Mapping):
+        return {key: KeyValues(*of_key) for key, of_key in found.items()}
+    held: dict[str, tuple[list[int], list[Any]]] = {}
+    for row, metadata in found:
+        for key, value in metadata.items():
+            if (of_key := held.get(key)) is None:
+                of_key = held[key] = [], []
+            of_key[0].append(row)
+            of_key[1].append(value)
+    return {
+        key: KeyValues(np.array(rows, np.int64), np.arange(len(rows)), values)
+        for key, (rows, values) in held.items()
+    }
 
 
 class MetadataColumns:
@@ -65,23 +94,16 @@ class MetadataColumns:
                 self._keys[key] = _Key.saved(self._saved, key, self._saved_size)
                 del self._unread[key]
 
-    def extend(self, count: int, found: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Add the next rows, so many; `found` are the places of those with metadata, ascending."""
-        values: dict[str, tuple[list[int], list[Any]]] = {}
-        for place, metadata in found:
-            for key, value in metadata.items():
-                if (of_key := values.get(key)) is None:
-                    of_key = values[key] = [], []
-                of_key[0].append(place)
-                of_key[1].append(value)
-        for key, of_key in values.items():
+    def extend(self, rows: Rows, count: int, found: Metadata) -> None:
+        """Add the next of some rows, so many; what is `found` of others is left out."""
+        for key, of_key in by_key(found).items():
             self.load([key])
             if key not in self._keys:
                 if len(self._keys) + len(self._unread) == MOST_KEYS:
                     self._more = True
                     continue
                 self._keys[key] = _Key()
-            self._keys[key].extend(*of_key)
+            self._keys[key].extend(rows, of_key)
         self._size += count
 
     def positions(self, key: str, value: Value) -> tuple[Positions, bool]:
@@ -144,24 +166,22 @@ class _Key:
             return cls(places, numbers, hashed=True)
         return cls(places, numbers, ValueTable(arrays[named["values"]].tobytes()))
 
-    def extend(self, places: list[int], values: list[Any]) -> None:
+    def extend(self, rows: Rows, found: KeyValues) -> None:
         plain = [
             value
             if type(value) is str and len(value) <= LONG_TEXT  # most are, so no call for each
             else plain_value(value)
-            for value in values
+            for value in found.values
         ]
-        if None in plain:
-            kept = [n for n, value in enumerate(plain) if value is not None]
-            places, plain = [places[n] for n in kept], [plain[n] for n in kept]
+        places = np.searchsorted(rows, found.rows)
+        asked = np.array([value is not None for value in plain], np.bool_)
+        kept = (rows[places] == found.rows) & asked[found.numbers]
+        self._places.extend(places[kept].astype(np.int32))
         if self.values is not None:
-            self._hash_if_many(self.values.numbers, plain)
-        self._places.extend(np.array(places, np.int32))
-        if self.values is None:
-            numbers = np.fromiter(map(_hash, plain), np.int32, len(plain))
-        else:
-            numbers = np.fromiter(map(self.values.numbers.__getitem__, plain), np.int32, len(plain))
-        self._numbers.extend(numbers)
+            self._hash_if_many(self.values.numbers, [each for each in plain if each is not None])
+        number = _hash if self.values is None else self.values.numbers.__getitem__
+        numbers = [ABSENT if value is None else number(value) for value in plain]
+        self._numbers.extend(np.array(numbers, np.int32)[found.numbers[kept]])
 
     def _hash_if_many(self, table: Mapping[Value, int], more: Sequence[Value]) -> None:
         few = len(table) + len(more) <= MOST_VALUES

@@ -30,8 +30,8 @@ from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     REVOKED,
     Hidden,
+    Metadata,
     Position,
-    RowMetadata,
     Rows,
 )
 from hybridagi_steps.search.columns.filter_index import FilterColumns
@@ -481,7 +481,7 @@ class _MessageColumns(FilterColumns):
     def _is_for_the_store(self, where: StepFilter) -> bool:
         return self._may_change(where)
 
-    def _metadata_of(self, after: int, through: int) -> RowMetadata:
+    def _metadata_of(self, after: int, through: int) -> Metadata:
         return self._index.message_metadata(after=after, through=through)
 
     def _scores_of(self, after: int, through: int) -> Sequence[tuple[int, float]]:  # noqa: ARG002

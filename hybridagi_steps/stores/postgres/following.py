@@ -16,23 +16,33 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
 
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     Changes,
     Frontier,
+    Metadata,
     Position,
+    Rows,
     Unsettled,
 )
 from hybridagi_steps.stores.postgres.positions import SETTLED
-from hybridagi_steps.stores.postgres.steps import PostgresTables
+from hybridagi_steps.stores.postgres.spelling import joined_texts, split_texts
+from hybridagi_steps.stores.postgres.steps import KEY_COLUMNS, PostgresTables
 from hybridagi_steps.stores.sql.derived import (
     FRONTIER,
     PENDING_TEXT_ROWS,
@@ -99,6 +109,16 @@ _IN_RUN = """SELECT k.row, near.row
         ORDER BY o.hop {order}, o.row {order} LIMIT 1) near"""
 _BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
 _AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
+_ROWS = "string_agg(int8send(row), '' ORDER BY row)"
+_METADATA = f"""SELECT {_ROWS}, string_agg(int8send(cardinality(metadata)), '' ORDER BY row),
+        string_agg(array_to_string(metadata, chr(10)), chr(10) ORDER BY row)
+    FROM (SELECT row, metadata FROM agent_step WHERE namespace = ? AND row > ? AND row <= ?
+        AND cardinality(metadata) > 0 ORDER BY row LIMIT ?) page"""  # noqa: S608 - ours
+"""JSON on a line each."""
+_PAGE = 10_000
+"""Rows whose metadata one statement reads: a text of PostgreSQL holds a gigabyte."""
+_WITHOUT_VALUE = {"true": True, "false": False, "null": None}
+"""What `scalar_kind` says of values that are all alike."""
 _RESTART = 2**32
 """Added to an epoch for each restart of the server: more than `clear` will ever count."""
 
@@ -227,6 +247,31 @@ class FollowedTables(PostgresTables, DerivedTables):
                 )
         return super().changes(since, limit=limit)
 
+    def step_keys(
+        self, names: Sequence[StepKey], *, after: int, limit: int
+    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
+        """Return the next rows above `after` with their keys."""
+        with self._db.asking() as connection:
+            asked = (self._namespace, after, limit)
+            rows, *columns = connection.execute(_keys_query(names), asked).fetchone()
+        if rows is None:
+            return np.array([], np.int64), {name: [] for name in names}
+        return _numbers(rows), dict(zip(names, map(split_texts, columns), strict=True))
+
+    def metadata_values(self, *, after: int, through: int) -> Metadata:
+        """Return what is plain of the metadata of steps in a range of rows."""
+        rows, sizes, lines, full = [_numbers(b"")], [_numbers(b"")], list[str](), True
+        while full:
+            with self._db.asking() as connection:
+                asked = (self._namespace, after, through, _PAGE)
+                found = connection.execute(_METADATA, asked).fetchone()
+            if full := found[0] is not None:
+                rows.append(_numbers(found[0]))
+                sizes.append(_numbers(found[1]))
+                lines += found[2].split("\n")
+                full, after = len(rows[-1]) == _PAGE, int(rows[-1][-1])
+        return _by_key(np.repeat(np.concatenate(rows), np.concatenate(sizes)), lines)
+
     def _pending_steps(
         self, connection: Connection, asked: dict[str, int]
     ) -> tuple[list[int], dict[int, AgentStep], Mapping[str, int] | None]:
@@ -256,3 +301,41 @@ class FollowedTables(PostgresTables, DerivedTables):
         places = (many(column) for column in zip(*asked, strict=True))
         query = _BEFORE_IN_RUN if before else _AFTER_IN_RUN
         return dict(connection.execute(query, (*places, self._namespace)).fetchall())
+
+
+def _keys_query(names: Sequence[StepKey]) -> str:
+    """Return SQL for the next rows of a namespace above one: each column as one text.
+
+    It is read several times as fast as so many rows, or texts.
+    """
+    asked = ", ".join(["k.row AS row", *(f"{KEY_COLUMNS[name]} AS {name}" for name in names)])
+    columns = ", ".join([_ROWS, *map(joined_texts, names)])
+    return f"""SELECT {columns} FROM (SELECT {asked}
+        FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?) page"""  # noqa: S608 - columns are ours
+
+
+def _numbers(sent: bytes) -> Rows:
+    """Return numbers as the server sends them: the driver would make an object of each."""
+    return np.frombuffer(sent, ">i8").astype(np.int64)
+
+
+def _by_key(rows: Rows, lines: Iterable[str]) -> Metadata:
+    """Return of metadata what `metadata_texts` told, a line each.
+
+    Most lines are said by many rows, so each is looked into once.
+    """
+    numbers = defaultdict[str, int](count().__next__)
+    line = np.fromiter(map(numbers.__getitem__, lines), np.intp, len(rows))
+    told = orjson.loads(f"[{','.join(numbers)}]")
+    keys, values = defaultdict[str, int](count().__next__), defaultdict[str, list[Any]](list)
+    key, place = np.empty(len(told), np.intp), np.empty(len(told), np.intp)
+    for number, (name, kind, value) in enumerate(told):
+        key[number], place[number] = keys[name], len(values[name])
+        values[name].append(_WITHOUT_VALUE.get(kind, value))
+    order = np.argsort(key[line], kind="stable")
+    ends = np.cumsum(np.bincount(key[line], minlength=len(keys)))
+    parts = np.split(order, ends[:-1]) if keys else []
+    return {
+        name: (rows[part], place[line[part]], values[name])
+        for name, part in zip(keys, parts, strict=True)
+    }

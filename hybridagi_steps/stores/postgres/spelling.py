@@ -35,6 +35,8 @@ _CONNECT_SECONDS = 10
 _TEXT_ARRAY, _BIGINT_ARRAY = 1009, 1016
 _ESCAPE = "\x1a"
 _NUL_WRITTEN, _ESCAPE_WRITTEN = f"{_ESCAPE}0", f"{_ESCAPE}1"
+_NEXT, _NOTHING = f"{_ESCAPE}2", f"{_ESCAPE}3"
+"""Between texts that are read as one, and in place of one that is not there: no text has them."""
 
 
 @cache
@@ -103,6 +105,20 @@ class SpellingConnection:
         statement = f"""INSERT INTO {table} ({names}) SELECT {names}
             FROM json_populate_recordset(CAST(NULL AS {table}), %s)"""  # noqa: S608 - names are ours
         self.raw.execute(statement.encode(), [json_rows(columns, rows)])
+
+
+def joined_texts(name: str) -> str:
+    """Return SQL of all texts of a column as one, in the order of `row`; `split_texts` reads it."""
+    joined = f"array_to_string(array_agg({name} ORDER BY row), chr(26) || '2', chr(26) || '3')"
+    return f"CAST({joined} AS VARCHAR)"  # as it is stored: no loader of texts here has read it
+
+
+def split_texts(joined: str) -> list[str | None]:
+    """Return the texts of a column: the driver takes ten times as long for an array of them."""
+    texts = [None if text == _NOTHING else text for text in joined.split(_NEXT)]
+    if _NUL_WRITTEN in joined or _ESCAPE_WRITTEN in joined:
+        return [None if text is None else _as_given(text) for text in texts]
+    return texts
 
 
 def teach(connection: Connection[Any]) -> None:
@@ -199,18 +215,20 @@ _PLAIN: dict[frozenset[type], type[Dumper]] = {
 }
 
 
-def _as_given(text: str | bytes) -> str | bytes:
+def _as_given(text: str) -> str:
     """Return a stored text as it was before it was written."""
-    if isinstance(text, str) and _ESCAPE in text:
+    if _ESCAPE in text:
         return text.replace(_NUL_WRITTEN, "\x00").replace(_ESCAPE_WRITTEN, _ESCAPE)
     return text
 
 
 class _TextLoader(TextLoader):
     def load(self, data: Buffer) -> str | bytes:
-        return _as_given(super().load(data))
+        text = super().load(data)
+        return _as_given(text) if isinstance(text, str) else text
 
 
 class _TextBinaryLoader(TextBinaryLoader):
     def load(self, data: Buffer) -> str | bytes:
-        return _as_given(super().load(data))
+        text = super().load(data)
+        return _as_given(text) if isinstance(text, str) else text

@@ -12,20 +12,16 @@ from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
 
-import numpy as np
 import orjson
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filter_fields import StepKey
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     BranchPosition,
-    RowMetadata,
-    Rows,
     line_of,
 )
 from hybridagi_steps.stores.body import checked_body, decode_body
@@ -92,10 +88,6 @@ _NEXT_ROWS = """SELECT (SELECT array_agg(nextval('step_row')) FROM generate_seri
 _INSERT_MESSAGE = """INSERT INTO message
     (namespace, branch_id, sequence, id, said, body, said_checksum, checksum)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace, id) DO NOTHING"""
-_ROW_METADATA = """SELECT k.row, k.metadata FROM agent_step k
-    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.metadata IS NOT NULL ORDER BY k.row"""
-_WITHOUT_VALUE = {"true": True, "false": False, "null": None}
-"""What `scalar_kind` says of values that are all alike."""
 _SCORED = """SELECT s.id, s.row, s.body, s.checksum, r.run_id, r.score, r.feedback, r.checksum
     FROM agent_step s LEFT JOIN run r
         ON r.namespace = s.namespace AND r.run_id = s.run_id AND r.score IS NOT NULL
@@ -137,7 +129,7 @@ _IN_BODY = f"""(SELECT CASE WHEN strpos(s.body, '"{{key}}":"') > 0
         AND json_typeof({_BODY} -> '{{key}}') = 'string'
         THEN replace({_BODY} ->> '{{key}}', chr(26), chr(26) || '1') END
     FROM agent_step s WHERE s.row = k.row)"""  # noqa: S608 - keys are ours
-_KEY_COLUMNS = key_columns(_IN_BODY, call_id="CASE WHEN k.step_type = 'ProgramCall' THEN k.id END")
+KEY_COLUMNS = key_columns(_IN_BODY, call_id="CASE WHEN k.step_type = 'ProgramCall' THEN k.id END")
 _RECALLED = """CASE WHEN strpos(s.body, '"recalled":[') > 0
     THEN CAST(s.body AS json) -> 'metadata' ->> 'recalled' END"""
 _GONE = "namespace = :namespace AND row IN (SELECT value FROM json_each(:rows))"
@@ -173,7 +165,7 @@ class PostgresSteps(PostgresTables, StepWriting):
 
     _runs = _RUNS
     _session_state = session_state_query("a.user_id")
-    _columns, _recalled = _KEY_COLUMNS, _RECALLED
+    _columns, _recalled = KEY_COLUMNS, _RECALLED
     _save_text, _add_message = _SAVE_TEXT, _INSERT_MESSAGE
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR
@@ -185,23 +177,6 @@ class PostgresSteps(PostgresTables, StepWriting):
     _unpin_rows = (
         f"UPDATE agent_step SET branch_id = NULL, sequence = NULL WHERE {_GONE}",  # noqa: S608 - no value in it
     )
-
-    def step_keys(
-        self, names: Sequence[StepKey], *, after: int, limit: int
-    ) -> tuple[Rows, dict[StepKey, list[str | None]]]:
-        """Return the next rows above `after` with their keys."""
-        with self._db.asking() as connection:
-            asked = (self._namespace, after, limit)
-            rows, *columns = connection.execute(keys_query(names), asked).fetchone()
-        if rows is None:
-            return np.array([], np.int64), {name: [] for name in names}
-        return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
-
-    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
-        """Return the steps in a range of rows with what is plain of their metadata."""
-        with self._db.asking() as connection:
-            found = connection.execute(_ROW_METADATA, (self._namespace, after, through)).fetchall()
-        return [(row, _plain_metadata(texts)) for row, texts in found]
 
     def _found(self, rows: Sequence[int]) -> dict[int, AgentStep]:
         return self._scored_steps(self._db.few(_SCORED_BY_ROW, (self._namespace, many(rows))))
@@ -368,23 +343,6 @@ def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
         yield "k.metadata @> CAST(? AS TEXT[])", [asked]
     else:
         yield "FALSE", []
-
-
-def keys_query(names: Sequence[StepKey]) -> str:
-    """Return SQL for the next rows of a namespace above one: an array of each column.
-
-    An array is read several times as fast as so many rows.
-    """
-    asked = ", ".join(["k.row AS row", *(f"{_KEY_COLUMNS[name]} AS {name}" for name in names)])
-    arrays = ", ".join(f"array_agg({name} ORDER BY row)" for name in ("row", *names))
-    return f"""SELECT {arrays} FROM (SELECT {asked}
-        FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?) page"""  # noqa: S608 - columns are ours
-
-
-def _plain_metadata(texts: Sequence[str]) -> dict[str, Any]:
-    """Return of metadata what `metadata_texts` told."""
-    told = map(orjson.loads, texts)
-    return {key: _WITHOUT_VALUE.get(kind, value) for key, kind, value in told}
 
 
 def _comparable_text(key: str, value: Any) -> str | None:

@@ -69,6 +69,11 @@ _REFRESH_STATISTICS = f"""BEGIN; SET LOCAL search_path TO {SCHEMA};
     COMMIT""".encode()  # noqa: S608 - our own name
 _MAY_REWRITE_STATISTICS = b"""SELECT pg_has_role(datdba, 'USAGE') FROM pg_catalog.pg_database
     WHERE datname = current_database()"""
+# What is deleted from here on, though before a table is rewritten, counts as owed once too often.
+_BEGIN_REWRITING = f"""UPDATE {SCHEMA}.meta SET value = CAST(value AS BIGINT) + 1
+    WHERE key = 'rewritings' RETURNING CAST(value AS BIGINT)""".encode()  # noqa: S608 - our own name
+_NOTHING_OWED = f"""DELETE FROM {SCHEMA}.meta WHERE starts_with(key, 'owed:')
+    AND CAST(split_part(key, ':', 2) AS BIGINT) < %s""".encode()  # noqa: S608 - our own name
 _SEARCHED_HERE = f"SELECT to_regclass('{SCHEMA}.near') IS NOT NULL".encode()
 # A role that is bound to the namespace does not see where it has moved; it is told.
 _REFUSES = """CREATE OR REPLACE FUNCTION refuse_moved() RETURNS trigger LANGUAGE plpgsql
@@ -107,9 +112,15 @@ class PostgresAdmin(PostgresSteps, LocalCache, AdminTables):
             near = ["near"] if raw.execute(_SEARCHED_HERE).fetchone() == (True,) else []
             tables = [Identifier(SCHEMA, table) for table in (*_TABLES, *near)]
             tables += [Identifier("pg_catalog", "pg_statistic")] if reached else []
-            db = self._db
+            db, begun = self._db, raw.execute(_BEGIN_REWRITING).fetchone()
             rewrite(raw, tables, db.name, db.timeout_seconds, lent=bool(db.lent))
+            if reached:
+                raw.execute(_NOTHING_OWED, begun)
         return () if reached else (f"{self._db.name} pg_statistic",)
+
+    def compaction_owed(self) -> bool:
+        """Return whether something that was deleted may be in the tables of any namespace."""
+        return self._db.known("SELECT compaction_owed()", ())[0]
 
     def now(self) -> datetime:
         """Return the time by the server's clock, which all machines share."""
