@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 # What a killed process wrote is kept by the system on any disk: waiting for one proves no more.
 _IN_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 << 30  # noqa: S108 - folders of our own in it
-if "TMPDIR" not in os.environ and _IN_MEMORY.is_dir():
-    if shutil.disk_usage(_IN_MEMORY).free > _ROOM_BYTES:
-        os.environ["TMPDIR"], tempfile.tempdir = str(_IN_MEMORY), None
+_has_room = _IN_MEMORY.is_dir() and shutil.disk_usage(_IN_MEMORY).free > _ROOM_BYTES
+if _has_room and "TMPDIR" not in os.environ:
+    os.environ["TMPDIR"], tempfile.tempdir = str(_IN_MEMORY), None
 
 # Before anything imports DSPy, which reads its own then.
 os.environ["DSPY_CACHEDIR"] = tempfile.mkdtemp(prefix="dspy-cache-")
