@@ -64,9 +64,11 @@ def _modules(root: Path) -> dict[str, Path]:
 
 
 def _named(tree: ast.AST, modules: Mapping[str, Path]) -> Iterator[str]:
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+    prose = set[int]()
+    for node in ast.walk(tree):  # parents come before their children
+        if isinstance(node, ast.Expr):
+            prose.add(id(node.value))
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module in modules:
             for alias in node.names:

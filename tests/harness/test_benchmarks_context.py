@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,16 @@ def test_what_is_needed_was_named_before_and_is_used() -> None:
     assert context.needed_values(said, {"RES-77", "X-99"}) == {"X-99"}
 
 
-def test_a_saving_is_shown_beside_its_success(capsys: pytest.CaptureFixture[str]) -> None:
-    context.report(json_output=True, messages=60, rounds=1, counter="estimate")
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    return context.measure(messages=60, rounds=1, counter="estimate")
+
+
+def test_a_saving_is_shown_beside_its_success(
+    measured: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "measure", lambda: measured)
+    context.report(json_output=True)
     result = json.loads(capsys.readouterr().out)
     assert result["estimated"] is True
     assert set(result["contexts"]) == {"tau-bench", "SWE-agent", "Who&When"}
@@ -38,10 +47,11 @@ def test_a_saving_is_shown_beside_its_success(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_table_names_the_cheapest_rival_that_does_as_well(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    measured: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    context.report(messages=20, rounds=1, counter="estimate")
+    monkeypatch.setattr(context, "measure", lambda: measured)
+    context.report()
     shown = capsys.readouterr().out
     assert "all needed values there" in shown
     assert "last 8:" in shown

@@ -16,7 +16,7 @@ from hybridagi_steps.exchange.shipped_runs import shipped_steps
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.message import MessageRole
-from tests.benchmarks import quality, quality_dialogue, quality_evidence
+from tests.benchmarks import quality, quality_cost, quality_dialogue, quality_evidence
 from tests.benchmarks.quality_dialogue import (
     AS_STEPS,
     IMPORTED,
@@ -317,7 +317,11 @@ class TestOwnRuns:
 
 
 class TestReport:
-    def test_only_some_parts_are_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_only_some_parts_are_measured(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(quality, "_COST_ROUNDS", 1)
+        monkeypatch.setattr(quality_cost, "_AT_ONCE", 2)
         quality.report(json_output=True, embedder="hashing", only="cost")
         result = json.loads(capsys.readouterr().out)
         assert "tasks" not in result
