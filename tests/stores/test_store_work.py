@@ -193,6 +193,36 @@ def test_what_finds_nothing_new_does_not_grow_with_the_memory(
     assert ran[1] <= ran[0] + 2
 
 
+@pytest.mark.parametrize("name", ["delete", "update"])
+def test_what_goes_is_counted_off_and_the_rest_not_counted_anew(
+    memory: StepMemory, work: Work, name: str
+) -> None:
+    ran = list[int]()
+    for first in (10_000, 20_000):
+        memory.add([made(first + n, id=f"{first + n}", session_id=f"s{n}") for n in range(2_000)])
+        memory.flush()
+        memory.stats()
+        before = memory.stats()["steps"]
+        if name == "delete":
+            memory.delete([f"{first + 7}", f"{first + 8}"])
+        else:
+            memory.update(made(first + 7, id=f"{first + 7}"))
+        memory.flush()
+        work.of(lambda: ran.append(before - memory.stats()["steps"]))
+        ran.append(work.ran)
+    assert ran[0] == ran[2] == (2 if name == "delete" else 0)
+    assert ran[3] <= ran[1] + 2
+
+
+def test_where_nothing_is_revoked_no_step_is_read_for_what_was(
+    memory: StepMemory, work: Work
+) -> None:
+    memory.add([made(10_000 + n) for n in range(2_000)])
+    memory.flush()
+    work.of(memory.revocations)
+    assert work.ran <= 2
+
+
 def test_a_search_among_messages_reads_no_other_conversation(
     memory: StepMemory, work: Work
 ) -> None:

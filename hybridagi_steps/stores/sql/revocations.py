@@ -135,6 +135,8 @@ class RevocationTables(MessageUnits):
 
     def _late(self, connection: Connection) -> dict[str, list[str]]:
         """Return, by revocation, the steps not marked yet that descend from what it hides."""
+        if connection.execute(_IN_FORCE, (self._namespace,)).fetchone() is None:
+            return {}
         through, last = connection.execute(_LAST, (self._namespace,)).fetchone()
         told = self._told(connection, after=through) if last is not None and last > through else []
         sources = {source for _, ids in told for source in ids if is_storable(source)}
