@@ -153,6 +153,23 @@ class PostingBlock:
         stops = np.where(self.terms[place] == terms, self.starts[place + 1], starts)
         return Lists(place, starts, stops)
 
+    def without(self, gone: Places) -> PostingBlock:
+        """Return the block without what some of its documents have; they keep their places."""
+        dead = np.zeros(self.size, np.bool_)
+        dead[gone - self.first] = True
+        kept = ~dead[self.positions]
+        before = np.append(0, np.cumsum(kept))[self.starts]
+        (had,) = np.diff(before).nonzero()
+        return replace(
+            self,
+            terms=self.terms[had],
+            starts=before[np.append(had, len(self.terms))].astype(np.uint32),
+            most=self.most[had],
+            positions=self.positions[kept],
+            counts=self.counts[kept],
+            at=-1,
+        )
+
     def find(self, lists: Lists, average: float) -> Found:
         """Return what the block has of some terms, for an average length of documents."""
         place, starts, stops = lists
@@ -218,6 +235,14 @@ class PostingBlocks:
                 start = parts[-1].end
             parts += _parts(forward, slice(start, stop), lengths, average)
             self._blocks.append(_joined(parts))
+
+    def clear(self, gone: Places) -> None:
+        """Forget what documents have, given ascending; they keep their places."""
+        for place, block in enumerate(self._blocks):
+            first, last = np.searchsorted(gone, (block.first, block.end))
+            if first < last:
+                self._need_whole([block])
+                self._blocks[place] = block.without(gone[first:last])
 
     def renumber(
         self,

@@ -208,17 +208,20 @@ class FaissIndex:
             if self._build is not None:
                 self._build.abandon()
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def to_arrays(self, *, patched: bool = False) -> dict[str, Any]:
         """Return everything as arrays for a cache file; views that later writes leave alone.
 
         Codes are made for it where searches want them: else every process would make its own.
+
+        Args:
+            patched: Whether vectors that stand in a file may be one that is `Patched`.
         """
         self.finish_build()
         with self._lock:
             store, codes = self._store, self._codes
-            arrays: dict[str, npt.NDArray[Any]] = {
+            arrays: dict[str, Any] = {
                 "rows": store.rows,
-                "vectors": store.stored,
+                "vectors": store.saved if patched else store.stored,
                 "alive": store.alive.copy(),
             }
             if codes is None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hybridagi_steps.embedders.vectors import Stored, pieces, unpacked
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, FloatMatrix, Rows, distinct
-from hybridagi_steps.search.index_cache import PagedArray, untouched
+from hybridagi_steps.search.index_cache import PagedArray, Patched, untouched
 
 Positions = npt.NDArray[np.intp]
 """Row numbers of the matrix."""
@@ -41,7 +41,7 @@ class VectorStore:
         self.dead = 0
         self._hold(np.empty((0, dimension), np.int16))
         self._rows: Rows = np.empty(0, np.int64)
-        self._alive: Mask = np.empty(0, np.bool_)
+        self._alive = self._alive_in_file = np.empty(0, np.bool_)
         self._places = RowPositions()
 
     @classmethod
@@ -58,7 +58,7 @@ class VectorStore:
             raise DamagedFileError("cached rows, vectors and tombstones do not fit together.")
         store = cls(shape[1])
         store._hold(vectors)
-        store._rows, store._alive = rows, alive
+        store._rows, store._alive, store._alive_in_file = rows, alive, alive
         store.count = len(rows)
         store.dead = store.count - int(np.count_nonzero(alive))
         store._places.follow(rows)
@@ -89,10 +89,29 @@ class VectorStore:
             whole = np.empty((self.count, self.dimension), np.int16)
             filed = self._file.copy_to(whole)
             whole[filed:] = self._short[filed : self.count]
-        if self.dead:
-            whole = whole if whole.flags.writeable else whole.copy()
-            whole[~self.alive] = np.eye(1, self.dimension)  # nobody's, but a direction
-        return whole
+        return self._without_dead(whole, self.alive)
+
+    @property
+    def saved(self) -> Stored | Patched:
+        """As `stored`, as it is to be saved: what nothing was changed of is copied as it is."""
+        if self._short is None or self._file is None:
+            return self.stored
+        filed = len(self._file)
+        (gone,) = (self._alive_in_file & ~self.alive[:filed]).nonzero()
+        more = self._without_dead(self._short[filed : self.count], self.alive[filed:])
+        return Patched(self._file, gone, self._nobodys, more)
+
+    def _without_dead(self, vectors: Stored, alive: Mask) -> Stored:
+        if alive.all():
+            return vectors
+        vectors = vectors if vectors.flags.writeable else vectors.copy()
+        vectors[~alive] = self._nobodys
+        return vectors
+
+    @property
+    def _nobodys(self) -> Stored:
+        """Stands in the place of a vector that is gone: nobody's, but a direction."""
+        return np.eye(1, self.dimension, dtype=np.int16)
 
     def read(self, positions: Positions | slice) -> FloatMatrix:
         """Return a matrix in which the vectors at some positions stand in their places.
@@ -257,8 +276,11 @@ class RowPositions:
 
     def follow(self, rows: Rows) -> None:
         """Take in what was appended; `rows` are all."""
-        if self.extended_by(rows[: self._count], rows[self._count :]):
-            self._sorted = len(rows)
+        if self._all is None and self._sorted == self._count:
+            first = max(self._count - 1, 0)
+            fresh = rows[first:]
+            (breaks,) = (fresh[1:] <= fresh[:-1]).nonzero()
+            self._sorted = first + (int(breaks[0]) + 1 if len(breaks) else len(fresh))
         self._count, self._behind = len(rows), None
 
     def find(self, rows: Rows, wanted: Rows) -> Positions:

@@ -59,7 +59,9 @@ _STAYS = (
 )
 _LESS = f"""WITH gone AS MATERIALIZED (SELECT s.id, k.parent_id, k.run_id, k.session_id
         FROM step_view k JOIN agent_step s ON s.row = k.row
-        WHERE k.namespace = :namespace AND k.row {SOME.replace("?", ":rows")})
+        WHERE k.namespace = :namespace AND k.row {SOME.replace("?", ":rows")}),
+    children AS MATERIALIZED (SELECT o.row FROM step_view o
+        WHERE {_STAYS} AND o.parent_id IN (SELECT id FROM gone))
     SELECT (SELECT count(*) FROM gone) AS steps,
         (SELECT count(*) FROM (SELECT DISTINCT run_id FROM gone WHERE run_id IS NOT NULL) r
             WHERE NOT EXISTS (SELECT 1 FROM step_view o
@@ -67,8 +69,7 @@ _LESS = f"""WITH gone AS MATERIALIZED (SELECT s.id, k.parent_id, k.run_id, k.ses
         (SELECT count(*) FROM gone g WHERE g.parent_id IS NOT NULL AND NOT EXISTS
             (SELECT 1 FROM agent_step p
                 WHERE p.namespace = :namespace AND p.id = g.parent_id AND +p.row <= :through))
-        - (SELECT count(*) FROM step_view o
-            WHERE {_STAYS} AND o.parent_id IN (SELECT id FROM gone)) AS dangling_parents,
+        - (SELECT count(*) FROM children) AS dangling_parents,
         (SELECT count(*) FROM (SELECT DISTINCT session_id FROM gone
                 WHERE session_id IS NOT NULL) f
             WHERE NOT EXISTS (SELECT 1 FROM session s
