@@ -168,9 +168,8 @@ class StepColumns:
         known = {*self._sorted, *(name for name in _NAMES if f"{name}_order" in self._saved)}
         ordered = {name: self._parts(name) for name in known}
         self._take_over({name: self._column(name)[alive] for name in _NAMES})
-        for name, [base, *behind] in ordered.items():
-            for part in behind:
-                base = base.joined(part)
+        for name, parts in ordered.items():
+            base = parts[0].joined(parts[1]) if parts[1:] else parts[0]
             kept = alive[base.order]
             self._sorted[name] = [_Sorted(base.values[kept], places[base.order[kept]])]
 
