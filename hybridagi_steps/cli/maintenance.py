@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +26,7 @@ from hybridagi_steps.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.records.filters import StepFilter
     from hybridagi_steps.records.provenance import Revocation
     from hybridagi_steps.records.store_values import Erased
@@ -103,27 +106,45 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List long work that was handed out, with how far it is; stop it, or let it go on."""
-    from rich.live import Live
-
     from hybridagi_steps.cli import render
-    from hybridagi_steps.durable.session_runs import DurableRunner
 
-    with existing(db, namespace) as memory, DurableRunner(memory=memory) as durable:
-        for asked, do in ((cancel, durable.jobs.cancel), (resume, durable.jobs.resume)):
-            if asked is not None and not do(asked):
-                was = durable.jobs.get(asked).status
-                raise typer.BadParameter(f"job {asked} is {was}: nothing changed.")
-        found = durable.jobs.list()
-        if as_json:
-            print_json([asdict(job) for job in found])
+    with existing(db, namespace) as memory:
+        if cancel is None and resume is None and _none_handed_out(memory):
+            print_json([]) if as_json else render.console().print(render.jobs_table([]))
             return
-        if not watch:
-            render.console().print(render.jobs_table(found))
-            return
-        with Live(render.jobs_table(found), console=render.console()) as shown:
-            while any(job.status in ("waiting", "running") for job in found):
-                time.sleep(_WATCH_SECONDS)
-                shown.update(render.jobs_table(found := durable.jobs.list()))
+        from rich.live import Live
+
+        from hybridagi_steps.durable.session_runs import DurableRunner
+
+        with DurableRunner(memory=memory) as durable:
+            for asked, do in ((cancel, durable.jobs.cancel), (resume, durable.jobs.resume)):
+                if asked is not None and not do(asked):
+                    was = durable.jobs.get(asked).status
+                    raise typer.BadParameter(f"job {asked} is {was}: nothing changed.")
+            found = durable.jobs.list()
+            if as_json:
+                print_json([asdict(job) for job in found])
+                return
+            if not watch:
+                render.console().print(render.jobs_table(found))
+                return
+            with Live(render.jobs_table(found), console=render.console()) as shown:
+                while any(job.status in ("waiting", "running") for job in found):
+                    time.sleep(_WATCH_SECONDS)
+                    shown.update(render.jobs_table(found := durable.jobs.list()))
+
+
+def _none_handed_out(memory: StepMemory) -> bool:
+    """Whether a queue in a file has no job: to load what could say more takes a second."""
+    from hybridagi_steps.outside_files import queue_of_jobs, queues_of
+    from hybridagi_steps.stores.address import is_server
+
+    if is_server(memory.whole_address):
+        return False
+    with suppress(sqlite3.Error):  # else who opens it says what is wrong
+        found = queues_of(Path(f"{memory.whole_address}.runs").absolute())
+        return queue_of_jobs(memory.namespace) not in {name for name, *_ in found}
+    return False
 
 
 def vacuum(db: Db = DEFAULT_DB, namespace: Namespace = "default", as_json: AsJson = False) -> None:

@@ -133,6 +133,8 @@ class LexicalIndex:
         self._rows = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.float32)
         self._live = np.empty(0, np.bool_)
+        self._gone_before: _Positions = self._rows[:0]
+        """Removed documents that left nothing in the file this began with."""
         self._size = 0
         self._documents, self._words = 0, 0
         self._places = RowPositions()
@@ -202,6 +204,7 @@ class LexicalIndex:
         self._live[positions], self._grouping = False, None
         self._documents -= len(positions)
         self._words -= int(self._lengths[positions].sum(dtype=np.float64))
+        self.forward.all_own -= int(self.forward.own_lengths(positions).sum())
         for start in range(0, len(positions), _AT_ONCE):
             words = self.forward.read(positions[start : start + _AT_ONCE])
             held = distinct((words.document << 32) | words.ids) & 0xFFFFFFFF
@@ -269,8 +272,8 @@ class LexicalIndex:
 
     @property
     def average_own_length(self) -> float:
-        """Own words of the average document, removed ones included until they go."""
-        return self.forward.all_own / self._size if self._size else 0.0
+        """Own words of the average live document."""
+        return self.forward.all_own / self._documents if self._documents else 0.0
 
     def grouping(self, rows: Rows, groups: npt.NDArray[Any], count: int) -> Grouping:
         """Return documents in groups, each taken as one text; the last answer is remembered.
@@ -305,10 +308,20 @@ class LexicalIndex:
                 yield known[of[held]], groups[held], posting.counts[held]
 
     def merge(self) -> None:
-        """Drop removed documents, and words that none holds any more; give all a block."""
-        if self._documents < self._size:
-            self._drop_removed()
+        """Give all a block; forget what removed documents had, and words that none holds any more.
+
+        Their places stay until they are many: else all others would have to move.
+        """
+        self._drop_if_many()
         self._follow_with_blocks()
+        gone = np.setdiff1d(self._gone(), self._gone_before, assume_unique=True)
+        if len(gone):
+            self.forward.clear(gone)
+            self._blocks.clear(gone)
+            self.vocabulary.clear(np.flatnonzero(self._holding[: len(self.vocabulary)] == 0))
+
+    def _gone(self) -> _Positions:
+        return np.flatnonzero(~self._live[: self._size])
 
     def _follow_with_blocks(self) -> None:
         self._blocks.follow(self.forward, self._lengths[: self._size], self.average_length)
@@ -324,17 +337,22 @@ class LexicalIndex:
         self._blocks.renumber(live, renumbered, self.forward, self._lengths, self.average_length)
         self._size, self._grouping, self._places = len(self._rows), None, RowPositions()
         self._places.follow(self._rows)
-        self._live = np.ones(self._size, np.bool_)
+        self._live, self._gone_before = np.ones(self._size, np.bool_), self._rows[:0]
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the whole index as flat arrays, merged."""
+    def to_arrays(self, *, patched: bool = False) -> dict[str, Any]:
+        """Return the whole index as flat arrays, merged; what stands in a file may be `Patched`."""
         self.merge()
+        gone = self._gone()
         return {
+            **({"gone": gone} if len(gone) else {}),
             "holding": self._holding[: len(self.vocabulary)],
             "rows": self._rows[: self._size],
             "lengths": self._lengths[: self._size],
             **{f"term_{name}": array for name, array in self.vocabulary.to_arrays().items()},
-            **{f"forward_{name}": array for name, array in self.forward.to_arrays().items()},
+            **{
+                f"forward_{name}": array
+                for name, array in self.forward.to_arrays(patched=patched).items()
+            },
             **{f"block_{name}": array for name, array in self._blocks.to_arrays().items()},
         }
 
@@ -351,6 +369,11 @@ class LexicalIndex:
         index._places.follow(index._rows)
         index._live = np.ones(index._size, np.bool_)
         index._documents, index._words = index._size, int(index._lengths.sum(dtype=np.float64))
+        if "gone" in arrays:
+            gone = index._gone_before = arrays["gone"]
+            index._live[gone] = False
+            index._documents -= len(gone)
+            index._words -= int(index._lengths[gone].sum(dtype=np.float64))
         return index
 
     def rows(self) -> Rows:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.records.store_values import distinct
-from hybridagi_steps.search.index_cache import PagedArray, unread
+from hybridagi_steps.search.index_cache import PagedArray, Patched, unread
 
 Places = npt.NDArray[np.int64]
 """Positions of documents."""
@@ -88,8 +88,15 @@ class ForwardIndex:
         self._file: Mapping[str, npt.NDArray[Any]] = {}
         """Where columns are that nobody has asked for yet: who looks for words alone needs none."""
         self._size = 0
+        self._cleared: Places = np.empty(0, np.int64)
+        """Documents that are gone, of which nothing may be saved, but their length."""
         self.all_own = 0
         """Own words of all documents together."""
+
+    def own_lengths(self, positions: Places) -> Places:
+        """Return how many own words documents have."""
+        window = self._of_each("window", positions).astype(np.int64)
+        return window - self._of_each("own_from", positions)
 
     def extend(
         self, ids: npt.NDArray[np.int64], lengths: Places, own_from: Places, window: Places
@@ -164,14 +171,33 @@ class ForwardIndex:
             smaller.extend(terms[words.ids], words.lengths, own_from, words.window)
         self.__dict__ = smaller.__dict__
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the index as flat arrays."""
-        self._read_all()
-        used = dict.fromkeys(_KINDS, self._size) | {"units": self._end()}
-        arrays = {name: self._column(name)[:count] for name, count in used.items()}
+    def clear(self, positions: Places) -> None:
+        """Forget which words documents had: the first term stands in the place of each."""
+        self._cleared = distinct(np.concatenate((self._cleared, positions)))
+
+    def to_arrays(self, *, patched: bool = False) -> dict[str, Any]:
+        """Return the index as flat arrays, or units that stand in a file `Patched`."""
+        arrays = {name: self._column(name)[: self._size] for name in _KINDS if name != "units"}
         totals = np.array([self._size, self.all_own], np.int64)
-        # A file reads small pages of a matrix.
-        return arrays | {"units": arrays["units"][:, None], "totals": totals}
+        return {**arrays, "units": self._units(patched=patched), "totals": totals}
+
+    def _units(self, *, patched: bool) -> Any:
+        """Return all units, those of cleared documents 0, as a matrix: of it files read by page."""
+        stops = self._of_each("ends", self._cleared)
+        starts = np.where(self._cleared > 0, self._of_each("ends", self._cleared - 1), 0)
+        cleared = spans(starts, stops - starts)
+        units, end = self._column("units"), self._end()
+        if patched and self._unread is not None:
+            filed = len(self._unread)
+            more = units[filed:end].copy()
+            more[cleared[cleared >= filed] - filed] = 0
+            return Patched(self._unread, cleared[cleared < filed], 0, more[:, None])
+        self._read_all()
+        units = self._column("units")[:end]
+        if len(cleared):
+            units = units.copy()
+            units[cleared] = 0
+        return units[:, None]
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ForwardIndex:
@@ -210,6 +236,13 @@ class ForwardIndex:
 
     def _end(self) -> int:
         return int(self._column("ends")[self._size - 1]) if self._size else 0
+
+
+def spans(starts: Places, lengths: Places) -> Places:
+    """Return all numbers of some spans, one after the other."""
+    places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    places += np.arange(len(places))
+    return places
 
 
 def _encoded(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint16], Places]:

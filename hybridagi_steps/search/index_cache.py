@@ -19,10 +19,11 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from itertools import repeat
 from math import prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -62,20 +63,23 @@ class DamagedCacheError(Exception):
 
 
 def save_cache(
-    path: str | os.PathLike[str], header: dict[str, Any], arrays: Mapping[str, Array | bytes]
+    path: str | os.PathLike[str],
+    header: dict[str, Any],
+    arrays: Mapping[str, Array | bytes | Patched],
 ) -> bool:
     """Write a cache file in one step: readers see the old file or the new one, whole.
 
     Args:
         path: Where; the folder must exist. The file is readable by its owner only.
         header: Small JSON values, to be compared when loading.
-        arrays: Numbers or booleans of any shape. Bytes come back as a uint8 array.
+        arrays: Numbers or booleans of any shape. Bytes come back as a uint8 array. Of what is
+            `Patched` the rest is copied with the checksums it has.
 
     Returns:
         Whether it was written; if not, a warning says why and an older file is left as it was.
     """
     target = Path(path)
-    plain = {name: _plain(name, values) for name, values in arrays.items()}
+    plain = {name: _saved(name, values) for name, values in arrays.items()}
     try:
         remove_abandoned(target)
         with NamedTemporaryFile(
@@ -196,13 +200,16 @@ class PagedArray:
     def __init__(
         self, file: _OpenFile, entry: _Entry, made: Callable[[Array], Array] | None
     ) -> None:
-        self._file, self._entry, self._made = file, entry, made
+        self._file, self._entry = file, entry
         self._missing = np.ones(len(entry.checksums), np.bool_)
         self._left = len(entry.checksums)
         count, *rest = entry.shape
-        kind = entry.dtype if made is None else np.dtype(np.float32)
+        self._made = None if entry.dtype == np.float32 else made
+        kind = entry.dtype if self._made is None else np.dtype(np.float32)
         self.room: Array = untouched((count + count // _ROOM, *rest), kind)
         """Rows of the file, and behind them those that nobody has written yet."""
+        self._unmade = np.zeros(0 if self._made is None else count, np.bool_)
+        """Rows that stand at the beginning of their place as they are in the file."""
 
     def __len__(self) -> int:
         return self._entry.shape[0]  # rows of the file
@@ -217,6 +224,11 @@ class PagedArray:
         """The shape of what stands in the file."""
         return self._entry.shape
 
+    @property
+    def source(self) -> tuple[_OpenFile, _Entry]:
+        """Where it stands."""
+        return self._file, self._entry
+
     def copy_to(self, values: Array) -> int:
         """Write what stands in the file to the first rows of an array; return how many."""
         self._entry.read(self._file, _bytes(values[: len(self)]), 0)
@@ -227,23 +239,27 @@ class PagedArray:
 
         What is not what was written raises DamagedCacheError.
         """
-        if not self._left:
-            return
-        per_page, stops = self._entry.rows_per_page, np.minimum(stops, len(self))
-        first: npt.NDArray[np.int64] = starts // per_page
-        lengths = np.where(stops > starts, -(-stops // per_page) - first, 0)
-        behind = np.cumsum(lengths)
-        within = np.arange(len(starts) and int(behind[-1]))
-        pages: npt.NDArray[np.int64] = np.repeat(first - behind + lengths, lengths) + within
-        self._read_missing(pages)
+        stops = np.minimum(stops, len(self))
+        if self._left:
+            per_page = self._entry.rows_per_page
+            first: npt.NDArray[np.int64] = starts // per_page
+            lengths = np.where(stops > starts, -(-stops // per_page) - first, 0)
+            behind = np.cumsum(lengths)
+            within = np.arange(len(starts) and int(behind[-1]))
+            pages: npt.NDArray[np.int64] = np.repeat(first - behind + lengths, lengths) + within
+            self._read_missing(pages)
+        if self._made is not None:
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+                self._make(self._unmade[start:stop].nonzero()[0] + start)
 
     def need_rows(self, rows: npt.NDArray[Any]) -> None:
         """Read what is not there yet of single rows, as `need` does of spans."""
-        if not self._left:
-            return
         if rows.max(initial=0) >= len(self):
             rows = rows[rows < len(self)]
-        self._read_missing(rows // self._entry.rows_per_page)
+        if self._left:
+            self._read_missing(rows // self._entry.rows_per_page)
+        if self._made is not None:
+            self._make(rows[self._unmade[rows]])
 
     def _read_missing(self, pages: npt.NDArray[np.int64]) -> None:
         pages = pages[self._missing[pages]]
@@ -255,20 +271,86 @@ class PagedArray:
     def _read(self, pages: npt.NDArray[np.int64]) -> None:
         """Read ascending pages: neighbours at once, in a filter's case thousands of single ones."""
         entry, per_page = self._entry, self._entry.rows_per_page
-        breaks = (np.diff(pages) != 1).nonzero()[0] + 1
-        firsts, lasts = pages[np.append(0, breaks)], pages[np.append(breaks, len(pages)) - 1]
-        runs = zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)
         if self._made is None:
-            for first, behind in runs:
-                part = self.room[first * per_page : min(behind * per_page, len(self))]
+            breaks = (np.diff(pages) != 1).nonzero()[0] + 1
+            firsts, lasts = pages[np.append(0, breaks)], pages[np.append(breaks, len(pages)) - 1]
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                part = self.room[first * per_page : min((last + 1) * per_page, len(self))]
                 entry.read(self._file, _bytes(part), first)
         else:
-            parts = [entry.checked(self._file, first, behind) for first, behind in runs]
-            stored = np.frombuffer(b"".join(parts), entry.dtype).reshape(-1, *entry.shape[1:])
+            read = np.frombuffer(entry.several(self._file, pages.tolist()), entry.dtype)
+            stored = read.reshape(-1, *entry.shape[1:])
             rows = (pages[:, None] * per_page + np.arange(per_page)).ravel()
-            self.room[rows[: len(stored)]] = self._made(stored)  # the last page may be short
+            rows = rows[: len(stored)]  # the last page may be short
+            self._as_stored[rows], self._unmade[rows] = stored, True
         self._missing[pages] = False
         self._left -= len(pages)
+
+    @property
+    def _as_stored(self) -> Array:
+        """What stands at the beginning of each place, as the file has it."""
+        return self.room.view(self._entry.dtype)[:, : self._entry.shape[1]]
+
+    def _make(self, rows: npt.NDArray[Any]) -> None:
+        """Make of some rows what is asked for; to make all of their pages takes as long again."""
+        made = self._made
+        for start in range(0, len(rows) if made else 0, _PAGES_AT_ONCE):
+            some = rows[start : start + _PAGES_AT_ONCE]
+            some = some[self._unmade[some]]  # one that is asked for twice is made once
+            if made and len(some):
+                self.room[some] = made(self._as_stored[some])
+                self._unmade[some] = False
+
+
+class Patched:
+    """A paged array as it is to be saved: as its file has it, but for some rows, and with more.
+
+    Pages that nothing was changed of are copied, and not compared: their checksums come along.
+    """
+
+    def __init__(
+        self, filed: PagedArray, changed: npt.NDArray[Any], value: object, more: Array
+    ) -> None:
+        """Take a value for some of the file's rows, ascending; rows follow that stand behind."""
+        self._file, self._entry = filed.source
+        entry, per_page = self._entry, self._entry.rows_per_page
+        self.dtype, self.shape = entry.dtype, (len(filed) + len(more), *entry.shape[1:])
+        self._pages: dict[int, bytes] = {}
+        full, of = len(filed) // per_page, changed // per_page
+        last = [full] if len(more) and len(filed) % per_page else []
+        for page in distinct(np.append(of, last).astype(np.int64)).tolist():
+            read = np.frombuffer(entry.checked(self._file, page, page + 1), entry.dtype)
+            rows = read.reshape(-1, *entry.shape[1:]).copy()
+            rows[changed[of == page] - page * per_page] = value
+            self._pages[page] = rows.tobytes()
+        behind = self._pages.get(full, b"") + np.ascontiguousarray(more, entry.dtype).tobytes()
+        for start in range(0, len(behind), entry.page_bytes):
+            page = full + start // entry.page_bytes
+            self._pages[page] = behind[start : start + entry.page_bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the file."""
+        return self.dtype.itemsize * prod(self.shape)
+
+    def checksums(self) -> list[int]:
+        """Return those of all its pages."""
+        known = {page: crc32(data) for page, data in self._pages.items()}
+        kept = enumerate(self._entry.checksums)
+        return [known.pop(page, crc) for page, crc in kept] + [
+            known[page] for page in sorted(known)
+        ]
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield what it consists of, one behind the other."""
+        size, at = self._entry.page_bytes, 0
+        for page in [*sorted(self._pages), -(-self.nbytes // size)]:
+            stop = min(page * size, self._entry.size)
+            for start in range(at * size, stop, _READ_AT_ONCE):
+                count = min(_READ_AT_ONCE, stop - start)
+                yield self._file.read(count, self._entry.start + start)
+            yield self._pages.get(page, b"")
+            at = page + 1
 
 
 def unread(
@@ -281,7 +363,9 @@ def unread(
     return arrays[name], None
 
 
-def _plain(name: str, values: Array | bytes) -> Array:
+def _saved(name: str, values: Array | bytes | Patched) -> Array | Patched:
+    if isinstance(values, Patched):
+        return values
     array = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else values
     if array.dtype.kind not in _KINDS:
         raise TypeError(f"array {name!r} holds {array.dtype}, only numbers can be cached.")
@@ -309,6 +393,13 @@ class _OpenFile:
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         finalize(self, os.close, self.descriptor)
+
+    def read_each(self, count: int, starts: Sequence[int]) -> list[bytes]:
+        """Return up to so many bytes from each of some places on."""
+        try:
+            return [*map(_pread, repeat(self.descriptor), repeat(count), starts)]
+        except OSError as error:
+            raise DamagedCacheError(f"it cannot be read: {error}") from error
 
     def read(self, count: int, start: int) -> bytes:
         """Return so many bytes; a process that was forked reads by itself."""
@@ -356,6 +447,18 @@ class _Entry(NamedTuple):
             data = self.checked(file, first + page, first + min(page + at_once, pages))
             into[page * size : page * size + len(data)] = data
 
+    def several(self, file: _OpenFile, pages: Sequence[int]) -> bytes:
+        """Return what stands in ascending pages, compared, one behind the other."""
+        if pages[-1] - pages[0] < len(pages):
+            return self.checked(file, pages[0], pages[-1] + 1)
+        size = self.page_bytes
+        parts = file.read_each(size, [self.start + page * size for page in pages])
+        parts[-1] = parts[-1][: self.size - pages[-1] * size]  # the last page may be short
+        if [*map(crc32, parts)] != [self.checksums[page] for page in pages]:
+            # Perhaps one came in two parts.
+            parts = [self.checked(file, page, page + 1) for page in pages]
+        return b"".join(parts)
+
     def checked(self, file: _OpenFile, first: int, behind: int) -> bytes:
         """Return what stands in some pages, compared."""
         size = self.page_bytes
@@ -383,12 +486,14 @@ def _page(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
     return rows, rows * row
 
 
-def _checksums(array: Array) -> list[int]:
+def _checksums(array: Array | Patched) -> list[int]:
+    if isinstance(array, Patched):
+        return array.checksums()
     flat, (_, size) = _bytes(array), _page(array.dtype, array.shape)
     return [crc32(flat[start : start + size]) for start in range(0, len(flat), size)]
 
 
-def _write(file: IO[bytes], header: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+def _write(file: IO[bytes], header: dict[str, Any], arrays: Mapping[str, Array | Patched]) -> None:
     checksums = [_checksums(array) for array in arrays.values()]
     entries = [
         {"name": name, "dtype": array.dtype.str, "shape": array.shape, "pages": len(pages)}
@@ -403,7 +508,7 @@ def _write(file: IO[bytes], header: dict[str, Any], arrays: Mapping[str, Array])
     file.write(_HEAD.pack(_MAGIC, _VERSION, len(head_json), length, digest))
     file.write(head_json + table + bytes(_padding(start)))
     for array in arrays.values():
-        file.write(_bytes(array))
+        file.writelines(array.parts() if isinstance(array, Patched) else [_bytes(array)])
         file.write(bytes(_padding(array.nbytes)))
 
 

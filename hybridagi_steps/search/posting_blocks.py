@@ -1,7 +1,7 @@
 """Postings in blocks of neighbouring documents, made of the forward index by one sort.
 
 A block holds up to 65,536 documents, so that a posting takes three bytes (where in the block, how
-often) and what a query adds up stays in the processor's cache. Blocks are never changed: newer
+often) and what a query adds up stays in the processor's cache. To a block nothing is added: newer
 documents make a block of their own, small ones are made anew together with their neighbours, and
 the newest few documents have none: their words are counted as they stand. So nothing that an
 addition has to wait for grows with the memory.
@@ -148,6 +148,17 @@ class PostingBlock:
         stops = np.where(self.terms[place] == terms, self.starts[place + 1], starts)
         return Lists(place, starts, stops)
 
+    def without(self, gone: Places) -> PostingBlock:
+        """Return the block without what some of its documents have; they keep their places."""
+        dead = np.zeros(self.size, np.bool_)
+        dead[gone - self.first] = True
+        kept = ~dead[self.positions]
+        before = np.append(0, np.cumsum(kept))[self.starts]
+        (had,) = np.diff(before).nonzero()
+        lists = {"positions": self.positions[kept], "counts": self.counts[kept]}
+        lists["starts"] = before[np.append(had, len(self.terms))].astype(np.uint32)
+        return replace(self, terms=self.terms[had], most=self.most[had], at=-1, **lists)
+
     def find(self, lists: Lists, average: float) -> Found:
         """Return what the block has of some terms, for an average length of documents."""
         place, starts, stops = lists
@@ -213,6 +224,14 @@ class PostingBlocks:
                 start = parts[-1].end
             parts += _parts(forward, slice(start, stop), lengths, average)
             self._blocks.append(_joined(parts))
+
+    def clear(self, gone: Places) -> None:
+        """Forget what documents have, given ascending; they keep their places."""
+        for place, block in enumerate(self._blocks):
+            first, last = np.searchsorted(gone, (block.first, block.end))
+            if first < last:
+                self._need_whole([block])
+                self._blocks[place] = block.without(gone[first:last])
 
     def renumber(
         self,
@@ -305,17 +324,10 @@ def _joined(parts: Sequence[PostingBlock]) -> PostingBlock:
         positions[target] = part.positions + np.uint16(part.first - first)
         counts[target] = part.counts
         behind[place] += held
-    return PostingBlock(
-        first=first,
-        size=parts[-1].end - first,
-        # What each adds at most was found for its own; for the least it holds of all.
-        average=min(part.average for part in parts),
-        terms=terms,
-        starts=starts.astype(np.uint32),
-        most=most,
-        positions=positions,
-        counts=counts,
-    )
+    # What each adds at most was found for its own average; for the least it holds of all.
+    average, size = min(part.average for part in parts), parts[-1].end - first
+    lists = starts.astype(np.uint32), most, positions, counts
+    return PostingBlock(first, size, average, terms, *lists)
 
 
 def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) -> PostingBlock:
@@ -337,16 +349,11 @@ def _made(forward: ForwardIndex, span: slice, lengths: Lengths, average: float) 
     share = often / (often + K1 * (1 - B + B * lengths[span][positions] / (average or 1.0)))
     share[counts == 0] = FURTHER / (K1 + 1)
     most = np.maximum.reduceat(share, starts) if len(starts) else share
-    return PostingBlock(
-        first=span.start,
-        size=size,
-        average=average or 1.0,
-        terms=term[starts].astype(np.uint32),
-        starts=np.append(starts, len(term)).astype(np.uint32),
-        most=np.minimum(np.ceil(most * (1 + _ROUNDING) * _STEPS), _STEPS).astype(np.uint8),
-        positions=positions,
-        counts=counts.astype(np.min_scalar_type(int(counts.max(initial=0)))),
-    )
+    bounds = np.minimum(np.ceil(most * (1 + _ROUNDING) * _STEPS), _STEPS).astype(np.uint8)
+    counts = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
+    terms, lists = term[starts].astype(np.uint32), np.append(starts, len(term)).astype(np.uint32)
+    average = average or 1.0
+    return PostingBlock(span.start, size, average, terms, lists, bounds, positions, counts)
 
 
 class BlockSums:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from hybridagi_steps.errors import DamagedFileError, StorageError
 from hybridagi_steps.outside_files import cached_files, erase_cache
@@ -340,14 +339,14 @@ class StepIndex:
             "dimension": dimension,
         }
 
-    def _parts(self) -> dict[str, Mapping[str, npt.NDArray[Any]]]:
+    def _parts(self) -> dict[str, Mapping[str, Any]]:
         return {
             "columns": self.columns.to_arrays(),
             "turns": self.turns.to_arrays(),
-            "own/lexical": self.own.lexical.to_arrays(),
-            "own/vectors": self.own.vectors.to_arrays(),
-            "scoped/lexical": self.scoped.lexical.to_arrays(),
-            "scoped/vectors": self.scoped.vectors.to_arrays(),
+            "own/lexical": self.own.lexical.to_arrays(patched=True),
+            "own/vectors": self.own.vectors.to_arrays(patched=True),
+            "scoped/lexical": self.scoped.lexical.to_arrays(patched=True),
+            "scoped/vectors": self.scoped.vectors.to_arrays(patched=True),
         }
 
     def _load(self) -> None:

@@ -36,9 +36,9 @@ from hybridagi_steps.embedders.vectors import (
     unpacked,
 )
 from hybridagi_steps.errors import DamagedFileError, VectorError
-from hybridagi_steps.records.store_values import FloatVector, Rows
+from hybridagi_steps.records.store_values import FloatMatrix, FloatVector, Rows, distinct
 from hybridagi_steps.search.index_cache import DamagedCacheError, unread
-from hybridagi_steps.search.vector_rows import Mask, Positions, Scope, Scopes, VectorStore
+from hybridagi_steps.search.vector_rows import Mask, Positions, VectorStore
 
 if TYPE_CHECKING:
     from hybridagi_steps.search.quantized_codes import Building, ScanCodes
@@ -77,8 +77,96 @@ anew."""
 TIE_SLACK = 4e-6
 """More than float32 products of unit vectors are off by: what is closer is compared exactly."""
 
+_LISTED = 128
+"""Narrow scopes that are remembered, at most."""
 
 log = logging.getLogger("hybridagi_steps")
+
+
+class Scope(NamedTuple):
+    """The positions a search may answer with: listed, or marked, or (both None) all of them."""
+
+    positions: Positions | None
+    vectors: FloatMatrix | None
+    """Those of `positions`, side by side."""
+    allowed: Mask | None
+    size: int
+
+    def among(self, positions: Positions) -> Positions:
+        """Return those of some positions that are marked."""
+        return positions if self.allowed is None else positions[self.allowed[positions]]
+
+
+class Scopes:
+    """Turns rows into scopes; remembers narrow ones of rows that cannot change.
+
+    Args:
+        store: Where the rows stand.
+        kept_rows: Most rows whose vectors are kept side by side.
+    """
+
+    def __init__(self, store: VectorStore, kept_rows: int) -> None:
+        self._store, self._kept_rows = store, kept_rows
+        self._last: tuple[Rows, Scope] | None = None
+        self._listed_before: dict[int, tuple[Rows, Scope]] = {}
+
+    def forget(self) -> None:
+        """Drop what is remembered: rows have come or gone."""
+        self._last = None
+        self._listed_before.clear()
+
+    def of(self, rows: Rows | None, narrow: int, *, gather: bool) -> Scope:
+        """Return the scope of some rows; None: of all.
+
+        Args:
+            rows: Row numbers; unknown ones are skipped.
+            narrow: Up to so many rows are listed, more are marked.
+            gather: Lay vectors side by side at once, not only when rows are asked for again.
+        """
+        store = self._store
+        if rows is None:
+            return Scope(None, None, store.alive if store.dead else None, len(store))
+        rows = np.asarray(rows, np.int64)
+        if len(rows) > narrow:
+            allowed = store.holding(rows)
+            return Scope(None, None, allowed, int(np.count_nonzero(allowed)))
+        if self._last is not None and np.array_equal(self._last[0], rows):
+            kept, scope = self._last
+            gather = True
+        elif _is_frozen(rows):
+            kept, scope = self._remembered(rows)
+        else:
+            kept, scope = rows.copy(), self._listed(rows)
+        if gather and scope.vectors is None:
+            scope = self._gathered(scope)
+        self._last = kept, scope
+        return scope
+
+    def _remembered(self, rows: Rows) -> tuple[Rows, Scope]:
+        """Return the rows of a filter, which are one array as long as it remembers them, listed."""
+        known = self._listed_before.pop(id(rows), None) or (rows, self._listed(rows))
+        if len(self._listed_before) >= min(_LISTED, self._store.count // max(1, len(rows))):
+            self._listed_before.clear()
+        self._listed_before[id(rows)] = known
+        return known
+
+    def _listed(self, rows: Rows) -> Scope:
+        if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
+            rows = distinct(rows)
+        positions = self._store.positions(rows)
+        positions = positions[positions >= 0]
+        return Scope(positions, None, None, len(positions))
+
+    def _gathered(self, scope: Scope) -> Scope:
+        positions = scope.positions
+        if positions is None or len(positions) > min(self._kept_rows, self._store.count // 4):
+            return scope
+        return scope._replace(vectors=self._store.at(positions))
+
+
+def _is_frozen(rows: Rows) -> bool:
+    """Tell whether an array cannot be changed: then it need not be copied or compared."""
+    return rows.base is None and not rows.flags.writeable
 
 
 class ScoredRows(NamedTuple):
@@ -208,17 +296,20 @@ class FaissIndex:
             if self._build is not None:
                 self._build.abandon()
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def to_arrays(self, *, patched: bool = False) -> dict[str, Any]:
         """Return everything as arrays for a cache file; views that later writes leave alone.
 
         Codes are made for it where searches want them: else every process would make its own.
+
+        Args:
+            patched: Whether vectors that stand in a file may be one that is `Patched`.
         """
         self.finish_build()
         with self._lock:
             store, codes = self._store, self._codes
-            arrays: dict[str, npt.NDArray[Any]] = {
+            arrays: dict[str, Any] = {
                 "rows": store.rows,
-                "vectors": store.stored,
+                "vectors": store.saved if patched else store.stored,
                 "alive": store.alive.copy(),
             }
             if codes is None:

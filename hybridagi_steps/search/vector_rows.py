@@ -10,7 +10,7 @@ row is made when it is asked for.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hybridagi_steps.embedders.vectors import Stored, pieces, unpacked
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.records.store_values import MESSAGE_ROWS, FloatMatrix, Rows, distinct
-from hybridagi_steps.search.index_cache import PagedArray, untouched
+from hybridagi_steps.search.index_cache import PagedArray, Patched, untouched
 
 Positions = npt.NDArray[np.intp]
 """Row numbers of the matrix."""
@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 _FIRST_CAPACITY = 256
 _MOST_ROOM = 8
 """So many times as many rows as are held there is room for, whatever is expected."""
-_WIDEST_TABLE, _LISTED, _SORTED_BEHIND = 32, 128, 4_096
+_WIDEST_TABLE, _SORTED_BEHIND = 32, 4_096
 
 
 class VectorStore:
@@ -41,7 +41,7 @@ class VectorStore:
         self.dead = 0
         self._hold(np.empty((0, dimension), np.int16))
         self._rows: Rows = np.empty(0, np.int64)
-        self._alive: Mask = np.empty(0, np.bool_)
+        self._alive = self._alive_in_file = np.empty(0, np.bool_)
         self._places = RowPositions()
 
     @classmethod
@@ -58,7 +58,7 @@ class VectorStore:
             raise DamagedFileError("cached rows, vectors and tombstones do not fit together.")
         store = cls(shape[1])
         store._hold(vectors)
-        store._rows, store._alive = rows, alive
+        store._rows, store._alive, store._alive_in_file = rows, alive, alive
         store.count = len(rows)
         store.dead = store.count - int(np.count_nonzero(alive))
         store._places.follow(rows)
@@ -89,10 +89,29 @@ class VectorStore:
             whole = np.empty((self.count, self.dimension), np.int16)
             filed = self._file.copy_to(whole)
             whole[filed:] = self._short[filed : self.count]
-        if self.dead:
-            whole = whole if whole.flags.writeable else whole.copy()
-            whole[~self.alive] = np.eye(1, self.dimension)  # nobody's, but a direction
-        return whole
+        return self._without_dead(whole, self.alive)
+
+    @property
+    def saved(self) -> Stored | Patched:
+        """As `stored`, as it is to be saved: what nothing was changed of is copied as it is."""
+        if self._short is None or self._file is None:
+            return self.stored
+        filed = len(self._file)
+        (gone,) = (self._alive_in_file & ~self.alive[:filed]).nonzero()
+        more = self._without_dead(self._short[filed : self.count], self.alive[filed:])
+        return Patched(self._file, gone, self._nobodys, more)
+
+    def _without_dead(self, vectors: Stored, alive: Mask) -> Stored:
+        if alive.all():
+            return vectors
+        vectors = vectors if vectors.flags.writeable else vectors.copy()
+        vectors[~alive] = self._nobodys
+        return vectors
+
+    @property
+    def _nobodys(self) -> Stored:
+        """Stands in the place of a vector that is gone: nobody's, but a direction."""
+        return np.eye(1, self.dimension, dtype=np.int16)
 
     def read(self, positions: Positions | slice) -> FloatMatrix:
         """Return a matrix in which the vectors at some positions stand in their places.
@@ -257,8 +276,11 @@ class RowPositions:
 
     def follow(self, rows: Rows) -> None:
         """Take in what was appended; `rows` are all."""
-        if self.extended_by(rows[: self._count], rows[self._count :]):
-            self._sorted = len(rows)
+        if self._all is None and self._sorted == self._count:
+            first = max(self._count - 1, 0)
+            fresh = rows[first:]
+            (breaks,) = (fresh[1:] <= fresh[:-1]).nonzero()
+            self._sorted = first + (int(breaks[0]) + 1 if len(breaks) else len(fresh))
         self._count, self._behind = len(rows), None
 
     def find(self, rows: Rows, wanted: Rows) -> Positions:
@@ -308,85 +330,3 @@ def standing_among(known: Rows, rows: Rows) -> Mask:
     table = np.zeros(span + 2, np.bool_)
     table[rows - first + 1] = True
     return table[np.clip(known - first + 1, 0, span + 1)]
-
-
-class Scope(NamedTuple):
-    """The positions a search may answer with: listed, or marked, or (both None) all of them."""
-
-    positions: Positions | None
-    vectors: FloatMatrix | None
-    """Those of `positions`, side by side."""
-    allowed: Mask | None
-    size: int
-
-    def among(self, positions: Positions) -> Positions:
-        """Return those of some positions that are marked."""
-        return positions if self.allowed is None else positions[self.allowed[positions]]
-
-
-class Scopes:
-    """Turns rows into scopes; remembers narrow ones of rows that cannot change.
-
-    The vectors of at most `kept_rows` are kept side by side.
-    """
-
-    def __init__(self, store: VectorStore, kept_rows: int) -> None:
-        self._store, self._kept_rows = store, kept_rows
-        self._last: tuple[Rows, Scope] | None = None
-        self._listed_before: dict[int, tuple[Rows, Scope]] = {}
-
-    def forget(self) -> None:
-        """Drop what is remembered: rows have come or gone."""
-        self._last = None
-        self._listed_before.clear()
-
-    def of(self, rows: Rows | None, narrow: int, *, gather: bool) -> Scope:
-        """Return the scope of some rows, unknown ones skipped; None: of all.
-
-        Up to `narrow` rows are listed, more are marked. `gather` lays vectors side by side at once,
-        not only when rows are asked for again.
-        """
-        store = self._store
-        if rows is None:
-            return Scope(None, None, store.alive if store.dead else None, len(store))
-        rows = np.asarray(rows, np.int64)
-        if len(rows) > narrow:
-            allowed = store.holding(rows)
-            return Scope(None, None, allowed, int(np.count_nonzero(allowed)))
-        if self._last is not None and np.array_equal(self._last[0], rows):
-            kept, scope = self._last
-            gather = True
-        elif _is_frozen(rows):
-            kept, scope = self._remembered(rows)
-        else:
-            kept, scope = rows.copy(), self._listed(rows)
-        if gather and scope.vectors is None:
-            scope = self._gathered(scope)
-        self._last = kept, scope
-        return scope
-
-    def _remembered(self, rows: Rows) -> tuple[Rows, Scope]:
-        """Return the rows of a filter, which are one array as long as it remembers them, listed."""
-        known = self._listed_before.pop(id(rows), None) or (rows, self._listed(rows))
-        if len(self._listed_before) >= min(_LISTED, self._store.count // max(1, len(rows))):
-            self._listed_before.clear()
-        self._listed_before[id(rows)] = known
-        return known
-
-    def _listed(self, rows: Rows) -> Scope:
-        if (rows[1:] <= rows[:-1]).any():  # a row given twice must not be found twice
-            rows = distinct(rows)
-        positions = self._store.positions(rows)
-        positions = positions[positions >= 0]
-        return Scope(positions, None, None, len(positions))
-
-    def _gathered(self, scope: Scope) -> Scope:
-        positions = scope.positions
-        if positions is None or len(positions) > min(self._kept_rows, self._store.count // 4):
-            return scope
-        return scope._replace(vectors=self._store.at(positions))
-
-
-def _is_frozen(rows: Rows) -> bool:
-    """Tell whether an array cannot be changed: then it need not be copied or compared."""
-    return rows.base is None and not rows.flags.writeable

@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.records.store_values import distinct
-from hybridagi_steps.search.forward_index import Counts, TermSlots, Words, changing, counted
+from hybridagi_steps.search.forward_index import (
+    Counts,
+    TermSlots,
+    Words,
+    changing,
+    counted,
+    spans,
+)
 
 PIECE = 4
 """Bytes of a piece of a word: letters, in ASCII."""
@@ -125,6 +132,35 @@ class Vocabulary:
             kept._add(self._terms(np.flatnonzero(used)))
         return kept
 
+    def clear(self, numbers: _Places) -> None:
+        """Forget how terms are spelled; their numbers stay, and say nothing but a length."""
+        left = numbers[self._text[self._bounds[numbers]] > 0]
+        if not len(left):
+            return
+        self._asked.clear()
+        if not self._text.flags.writeable:
+            self._text = self._text.copy()
+        if not self._slots.flags.writeable:
+            self._slots = self._slots.copy()
+        behind, places = list[npt.NDArray[np.intp]](), self._places(self._terms(left))
+        wanted = left
+        while len(wanted):
+            found = self._slots[places] == wanted
+            behind.append(places[found])
+            wanted, places = wanted[~found], self._behind(places[~found])
+        # What stands behind one may be there only because that place was taken.
+        places = np.concatenate(behind)
+        self._slots[places] = _EMPTY
+        moved: list[npt.NDArray[np.int32]] = []
+        while len(places):
+            places = distinct(self._behind(places))
+            places = places[self._slots[places] != _EMPTY]
+            moved.append(self._slots[places])
+            self._slots[places] = _EMPTY
+        terms = self._terms(left)
+        self._text[spans(terms.starts, terms.lengths)] = 0
+        self._put(np.sort(np.concatenate(moved)))
+
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything as flat arrays."""
         bounds = self._bounds[: self._count + 1]
@@ -173,6 +209,10 @@ class Vocabulary:
         elif not self._slots.flags.writeable:
             self._slots = self._slots.copy()
         numbers = np.arange(first, self._count, dtype=np.int32)
+        self._put(numbers[self._text[self._bounds[numbers]] > 0])
+
+    def _put(self, numbers: npt.NDArray[np.int32]) -> None:
+        """Note in the table where terms are, given by their numbers, ascending."""
         places = self._places(self._terms(numbers))
         while len(numbers):
             free = self._slots[places] == _EMPTY

@@ -300,6 +300,9 @@ def test_the_command_line_hands_out_lists_and_stops(
         assert main([*words, *db]) == 0
         return capsys.readouterr().out
 
+    with StepMemory(tmp_path / "steps.db", embedder="hashing"):
+        assert json.loads(said("jobs", "--json")) == []
+    assert not (tmp_path / "steps.db.runs").exists(), "who looks makes no queue"
     job = said("import", str(steps_file), "--background").split(":")[0]
     other = said("reembed", "hashing", "--background").split(":")[0]
     assert said("jobs", "--cancel", other).count("cancelled") == 1

@@ -24,7 +24,13 @@ from hypothesis.extra import numpy as hnp
 from hybridagi_steps.embedders.vectors import shortened, unpacked
 from hybridagi_steps.records.store_values import FloatMatrix
 from hybridagi_steps.search import index_cache
-from hybridagi_steps.search.index_cache import CacheFile, DamagedCacheError, load_cache, save_cache
+from hybridagi_steps.search.index_cache import (
+    CacheFile,
+    DamagedCacheError,
+    Patched,
+    load_cache,
+    save_cache,
+)
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.search.vector_rows import Positions, VectorStore
 
@@ -334,6 +340,98 @@ def test_an_index_reads_only_the_vectors_it_looks_at_each_once(
     assert reads.bytes == vectors.nbytes
     again.add(np.arange(30_000, 50_000), vectors)
     assert again.search(vectors[:1], 2)[0].rows.tolist() == [0, 30_000]
+
+
+def test_of_a_page_only_the_vectors_looked_at_are_made_unit_rows(
+    path: Path, index: FaissIndex, vectors: FloatMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter asks for single rows of thousands of pages: to make all took longer than to read."""
+    made = list[int]()
+
+    def counted(stored: Any) -> FloatMatrix:
+        made.append(len(stored))
+        return unpacked(stored)
+
+    monkeypatch.setattr("hybridagi_steps.search.vector_index.unpacked", counted)
+    short = FaissIndex(256)
+    short.add(np.arange(20_000), shortened(vectors))
+    again, rows = revived(path, short), np.arange(0, 20_000, 40)
+    for _ in range(2):
+        [expected], [found] = (each.search(vectors[:1], 9, rows=rows) for each in (short, again))
+        np.testing.assert_array_equal(found.rows, expected.rows)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+    assert sum(made) == len(rows)
+    twice = np.append(rows, rows[::-1]) + 1
+    near = again.similarities(vectors[0], twice)
+    np.testing.assert_array_equal(near, short.similarities(vectors[0], twice))
+    assert 2 * len(rows) <= sum(made) < 2.1 * len(rows)
+
+
+@pytest.mark.parametrize("more", [0, 1, 2, 3, 50])
+@pytest.mark.parametrize("count", [1, 8, 9, 30])
+def test_what_is_patched_is_what_it_says(
+    path: Path, monkeypatch: pytest.MonkeyPatch, count: int, more: int
+) -> None:
+    monkeypatch.setattr(index_cache, "_PAGE_BYTES", {1: 8, 2: 24})  # four rows a page
+    chance, kind = np.random.default_rng(count + more), np.int16
+    expected = chance.integers(-99, 99, (count, 3)).astype(kind)
+    save_cache(path, {}, {"before": b"x", "values": expected, "behind": b"y"})
+    for _ in range(4):
+        loaded = load_cache(path, {})
+        assert loaded is not None
+        filed = loaded.paged("values")
+        rows = np.flatnonzero(chance.random(len(filed)) < 0.2)
+        fresh = chance.integers(-99, 99, (more, 3)).astype(kind)
+        patched = Patched(filed, rows, np.array([7, 8, 9]), fresh)
+        expected[rows] = [7, 8, 9]
+        expected = np.concatenate((expected, fresh))
+        assert patched.shape == expected.shape
+        assert save_cache(path, {}, {"before": b"x", "values": patched, "behind": b"y"})
+        loaded = load_cache(path, {})
+        assert loaded is not None
+        np.testing.assert_array_equal(loaded["values"], expected)
+        assert (loaded["before"].tobytes(), loaded["behind"].tobytes()) == (b"x", b"y")
+
+
+def test_damage_in_what_is_copied_stays_damage(path: Path) -> None:
+    values = np.arange(64_000, dtype=np.int16).reshape(1_000, 64)
+    save_cache(path, {}, {"values": values})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9_000] + bytes(64) + whole[-8_936:])
+    loaded = load_cache(path, {})
+    assert loaded is not None
+    patched = Patched(loaded.paged("values"), np.array([3]), 0, values[:1])
+    assert save_cache(path, {}, {"values": patched})
+    loaded = load_cache(path, {})
+    assert loaded is not None
+    with pytest.raises(DamagedCacheError):
+        loaded["values"]
+
+
+def test_a_file_keeps_nothing_of_vectors_that_went_and_all_of_the_others(
+    path: Path, vectors: FloatMatrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, index = shortened(vectors), FaissIndex(256)
+    index.add(np.arange(20_000), short)
+    again, gone = revived(path, index), np.array([0, 5, 6, 19_999, 20_001])
+    again.add(np.arange(20_000, 20_003), short[:3])
+    again.remove(gone)
+    reads = Reads(monkeypatch)
+    arrays = again.to_arrays(patched=True)
+    assert reads.bytes < short.nbytes / 20, "what stays is copied, not looked at"
+    expected = again.to_arrays()["vectors"].copy()
+    save_cache(path, {}, arrays)
+    loaded = load_cache(path, {})
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded["vectors"], expected)
+    assert short[5].tobytes() not in path.read_bytes()
+    kept = FaissIndex.from_arrays(256, loaded)
+    kept.remove(np.array([77]))
+    save_cache(path, {}, kept.to_arrays(patched=True))
+    expected[77] = expected[5]
+    loaded = load_cache(path, {})
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded["vectors"], expected)
 
 
 def test_vectors_in_whole_numbers_are_cached_in_two_bytes_each_and_answer_the_same(

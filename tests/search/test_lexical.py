@@ -49,7 +49,7 @@ def through_a_file(index: LexicalIndex, path: Path | None = None) -> LexicalInde
     """Return what a process finds in the file that another one wrote."""
     with TemporaryDirectory() as folder:
         file = path or Path(folder, "words")
-        assert save_cache(file, {}, index.to_arrays())
+        assert save_cache(file, {}, index.to_arrays(patched=True))
         loaded = load_cache(file, {})
         assert loaded is not None
         return LexicalIndex.from_arrays(loaded)
@@ -67,12 +67,14 @@ changes = st.lists(
 )
 
 
-@pytest.fixture(params=["one block", "many blocks"], scope="module")
+@pytest.fixture(params=["one block", "many blocks", "removed ones stay"], scope="module")
 def _block_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "many blocks":
+        if request.param != "one block":
             patch.setattr(posting_blocks, "MOST_DOCUMENTS", 4)
             patch.setattr(lexical, "NEWEST", 2)
+        if request.param == "removed ones stay":
+            patch.setattr(lexical, "DEAD_SHARE", 1.0)
         yield
 
 
@@ -102,6 +104,7 @@ def check_scores(steps: list[tuple[str, Documents | list[int] | None]], query: l
             index.merge()
         else:
             index = through_a_file(index)
+            assert_holds_no_more_than(index, documents)
     expected = bm25(documents, query)
     match = index.match(query)
     rows = np.arange(1, 31)
@@ -125,6 +128,21 @@ def check_scores(steps: list[tuple[str, Documents | list[int] | None]], query: l
     assert [round(expected[row], 9) for row in best.tolist()] == [
         round(expected[row], 9) for row in wanted[:3]
     ]
+
+
+def assert_holds_no_more_than(index: LexicalIndex, documents: Documents) -> None:
+    """Nothing that is saved tells a word of a document that was removed."""
+    held = {word for words in documents.values() for word in words}
+    arrays = index.to_arrays()
+    assert {*arrays["term_text"].tobytes()} <= {0, *map(ord, held)}
+    numbers = {*index.numbers(sorted(held)).tolist()}
+    assert {*arrays["block_terms"].tolist()} <= numbers
+    ends = [0, *arrays["forward_ends"].tolist()]
+    for place, row in enumerate(arrays["rows"].tolist()):
+        if place in arrays.get("gone", ()):
+            assert not arrays["forward_units"][ends[place] : ends[place + 1]].any()
+        else:
+            assert row in documents
 
 
 def test_a_filter_keeps_scores_and_hides_the_rest() -> None:
@@ -175,6 +193,32 @@ def test_words_that_nothing_holds_any_more_are_forgotten() -> None:
     again.add([(3, ["secret"])])
     assert again.match(["secret"]).top(5)[0].tolist() == [3]
     assert again.match(["shared"]).top(5)[0].tolist() == [2]
+
+
+def test_of_few_that_are_removed_only_their_places_are_saved(tmp_path: Path) -> None:
+    def document(row: int) -> Document:
+        return Document(row, [f"ref{row:04}", f"w{row % 97}", "all"], [f"far{row:04}"])
+
+    index, gone = LexicalIndex(), [5, 700, 701, 2_999]
+    index.add([document(row) for row in range(3_000)])
+    once = through_a_file(index, tmp_path / "words")
+    once.remove(np.array(gone))
+    once.add([Document(7, ["ref0007", "again"])])
+    index = LexicalIndex()
+    index.add([document(row) for row in range(3_000) if row not in (7, *gone)])
+    index.add([Document(7, ["ref0007", "again"])])
+    for again in (once, through_a_file(once, tmp_path / "words")):
+        for query in (["all", "w5"], ["w87", "far2998", "ref0007"], ["again"], ["ref0700", "w21"]):
+            expected, found = index.match(query).top(20), again.match(query).top(20)
+            assert found[0].tolist() == expected[0].tolist()
+            assert found[1].tolist() == expected[1].tolist()
+    saved = (tmp_path / "words").read_bytes()
+    assert [row for row in (6, *gone) if f"ref{row:04}".encode() in saved] == [6]
+    assert [row for row in (6, 7, *gone) if f"far{row:04}".encode() in saved] == [6]
+    again = through_a_file(once, tmp_path / "words")
+    assert again.numbers(["ref0700", "far0007"]).tolist() == [-1, -1]
+    again.add([document(700)])
+    assert again.match(["far0700"]).top(3)[0].tolist() == [700]
 
 
 @pytest.mark.parametrize("words", [[], ["a"], ["żółw", "日", "refund"]])

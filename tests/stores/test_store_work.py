@@ -193,6 +193,40 @@ def test_what_finds_nothing_new_does_not_grow_with_the_memory(
     assert ran[1] <= ran[0] + 2
 
 
+@pytest.mark.parametrize("name", ["delete", "update"])
+def test_what_goes_is_counted_off_and_the_rest_not_counted_anew(
+    memory: StepMemory, work: Work, name: str
+) -> None:
+    def remove(first: int) -> None:
+        if name == "delete":
+            memory.delete([f"{first + 7}", f"{first + 8}"])
+        else:
+            memory.update(made(first + 7, id=f"{first + 7}"))
+
+    ran = list[tuple[int, int]]()
+    for first in (10_000, 20_000):
+        memory.add([made(first + n, id=f"{first + n}", session_id=f"s{n}") for n in range(2_000)])
+        memory.flush()
+        before = memory.stats()["steps"]
+        work.of(lambda first=first: remove(first))
+        removing = work.ran
+        memory.flush()
+        work.of(memory.stats)
+        ran.append((removing, work.ran))
+        assert memory.stats()["steps"] == before - (2 if name == "delete" else 0)
+    assert ran[1][0] <= ran[0][0] + 20  # to look at 2,000 more rows takes at least 60
+    assert ran[1][1] <= ran[0][1] + 2
+
+
+def test_where_nothing_is_revoked_no_step_is_read_for_what_was(
+    memory: StepMemory, work: Work
+) -> None:
+    memory.add([made(10_000 + n) for n in range(2_000)])
+    memory.flush()
+    work.of(memory.revocations)
+    assert work.ran <= 2
+
+
 def test_a_search_among_messages_reads_no_other_conversation(
     memory: StepMemory, work: Work
 ) -> None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
+from itertools import compress
 from typing import Any, cast
 
 import numpy as np
@@ -144,7 +145,11 @@ class ValueTable:
 
     def lines(self, used: Flags) -> bytes:
         """Return the JSON of those values that are used, by number, each on a line."""
-        texts = [value_line(value) or b"" for value, n in self.numbers.items() if used[n]]
+        kept = used.tolist()  # and one more, of rows without a value
+        if self._numbers is None:
+            texts = [*compress(self._lines[1:-1].split(_LINE_END), kept)]
+        else:
+            texts = [value_line(value) or b"" for value, n in self._numbers.items() if kept[n]]
         return b"\n".join([b"", *texts, b""]) if texts else _LINE_END
 
 

@@ -166,6 +166,7 @@ class PostgresSteps(PostgresTables, StepWriting):
     _runs = _RUNS
     _session_state = session_state_query("a.user_id")
     _columns, _recalled = KEY_COLUMNS, _RECALLED
+    _recalling = "step_view k JOIN agent_step s ON s.row = k.row"
     _save_text, _add_message = _SAVE_TEXT, _INSERT_MESSAGE
     _save_vector = _SAVE_VECTOR
     _save_message_text, _save_message_vector = _SAVE_MESSAGE_TEXT, _SAVE_MESSAGE_VECTOR

@@ -52,6 +52,40 @@ _ENDS = f"""SELECT k.row FROM step_view k
 _FORGET_VECTORS = f"DELETE FROM embedding WHERE given = 0 AND row {SOME}"  # noqa: S608 - no value in it
 _VECTORS_FROM = """UPDATE namespace SET vectors_through =
     CASE WHEN vectors_through > :row THEN :row ELSE vectors_through END WHERE id = :namespace"""
+_COUNTED_THROUGH = """SELECT t.through FROM namespace n
+    JOIN tally t ON t.namespace = n.id AND t.rows_gone = n.rows_gone WHERE n.id = ?"""
+_STAYS = (
+    f"o.namespace = :namespace AND +o.row <= :through AND NOT (+o.row {SOME.replace('?', ':rows')})"
+)
+_LESS = f"""WITH gone AS MATERIALIZED (SELECT s.id, k.parent_id, k.run_id, k.session_id
+        FROM step_view k JOIN agent_step s ON s.row = k.row
+        WHERE k.namespace = :namespace AND k.row {SOME.replace("?", ":rows")}),
+    children AS MATERIALIZED (SELECT o.row FROM step_view o
+        WHERE {_STAYS} AND o.parent_id IN (SELECT id FROM gone))
+    SELECT (SELECT count(*) FROM gone) AS steps,
+        (SELECT count(*) FROM (SELECT DISTINCT run_id FROM gone WHERE run_id IS NOT NULL) r
+            WHERE NOT EXISTS (SELECT 1 FROM step_view o
+                WHERE {_STAYS} AND o.run_id = r.run_id)) AS runs,
+        (SELECT count(*) FROM gone g WHERE g.parent_id IS NOT NULL AND NOT EXISTS
+            (SELECT 1 FROM agent_step p
+                WHERE p.namespace = :namespace AND p.id = g.parent_id AND +p.row <= :through))
+        - (SELECT count(*) FROM children) AS dangling_parents,
+        (SELECT count(*) FROM (SELECT DISTINCT session_id FROM gone
+                WHERE session_id IS NOT NULL) f
+            WHERE NOT EXISTS (SELECT 1 FROM session s
+                    WHERE s.namespace = :namespace AND s.id = f.session_id)
+                AND NOT EXISTS (SELECT 1 FROM step_view o
+                    WHERE {_STAYS} AND o.session_id = f.session_id AND o.branch_id IS NULL)
+        ) AS sessions"""  # noqa: S608 - no value in it
+"""How much less `stats` counts without some rows; they may be the last that name a session."""
+_COUNT_LESS = """UPDATE tally
+    SET rows_gone = (SELECT rows_gone FROM namespace WHERE id = ?), steps = steps - ?,
+        runs = runs - ?, dangling_parents = dangling_parents - ?, sessions = sessions - ?,
+        sessions_moved = CASE WHEN EXISTS (SELECT 1 FROM agent_step
+                WHERE ? > 0 AND namespace = tally.namespace AND branch_id IS NOT NULL)
+            THEN -1 ELSE sessions_moved END
+    WHERE namespace = ?"""
+"""Whether a step that stands in a session names another, no index says: then count them anew."""
 _MARK = """INSERT INTO stale_text (namespace, row) SELECT namespace, row FROM step_text
     WHERE row IN (SELECT value FROM json_each(?)) ON CONFLICT DO NOTHING"""
 
@@ -211,13 +245,29 @@ class StepWriting(PromptTables):
         ends = self._ends_of_calls(connection, rows)
         shown = self._showing(connection, rows) | ends
         values = {"namespace": self._namespace, "rows": many(rows)}
+        less = self._counted_less(connection, rows)
         for statement in self._forget_rows:
             connection.execute(statement, values)
+        if less is not None:
+            at = self._namespace
+            connection.execute(_COUNT_LESS, (at, *less, less[-1], at))
         self._empty(connection, shown)
         if ends:
             connection.execute(_FORGET_VECTORS, (many(sorted(ends)),))
             asked = {"row": min(ends) - 1, "namespace": self._namespace}
             connection.execute(_VECTORS_FROM, asked)
+
+    def _counted_less(self, connection: Connection, rows: Sequence[int]) -> Sequence[int] | None:
+        """Return how much less there is without some steps; None where no count is kept."""
+        known = connection.execute(_COUNTED_THROUGH, (self._namespace,)).fetchone()
+        if known is None:
+            return None
+        through = int(known[0])
+        counted = many(row for row in rows if row <= through)
+        if not counted:
+            return 0, 0, 0, 0
+        asked = {"namespace": self._namespace, "through": through, "rows": counted}
+        return connection.execute(_LESS, asked).fetchone()
 
     def _ends_of_calls(self, connection: Connection, rows: Sequence[int]) -> set[int]:
         """Return the ends of the programs whose calls stand in rows: they tell what was asked."""
