@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
+import uvicorn.server
 
 from hybridagi_steps import AgentStep, StepMemory, StepRunner
 from hybridagi_steps.server.app import create_app
@@ -149,7 +150,8 @@ def nap(seconds: float) -> Coroutine[Any, Any, None]:
 
 # What uvicorn waits out, a tenth of a second at each look and at its end, proves nothing of ours;
 # a server that is a process of its own has uvicorn as it is.
-vars(uvicorn.server)["asyncio"] = types.SimpleNamespace(**{**vars(asyncio), "sleep": nap})
+_ASYNCIO: Any = types.SimpleNamespace(**{**vars(asyncio), "sleep": nap})
+uvicorn.server.asyncio = _ASYNCIO
 
 
 @cache
