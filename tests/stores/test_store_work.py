@@ -256,8 +256,11 @@ def copy_of_talks(postgres_database: str) -> Iterator[Callable[[], str]]:
 @pytest.fixture(params=["talks_file", "copy_of_talks"])
 def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory]:
     """A copy of the conversations."""
-    made: Any = request.getfixturevalue(request.param)
-    address = made() if callable(made) else shutil.copy(made, tmp_path / "steps.db")
+    address = str(tmp_path / "steps.db")
+    if request.param == "talks_file":
+        shutil.copy(request.getfixturevalue("talks_file"), address)
+    else:
+        address = str(request.getfixturevalue("copy_of_talks")())
     with StepMemory(address, embedder="hashing", durability="normal") as memory:
         yield memory
 
