@@ -79,7 +79,7 @@ class StepServer(uvicorn.Server):
         if counter % _TICKS_A_LOOK == 0 and self._end_by is None and self._has_moved():
             self.handle_exit(signal.SIGTERM, None)
         self._end_when_idle()
-        if counter % _TICKS_A_SWEEP == 0:
+        if counter and counter % _TICKS_A_SWEEP == 0:
             gc.unfreeze()  # once in a while all is looked at: what stayed may be garbage by now
             gc.collect()
         return await super().on_tick(counter)

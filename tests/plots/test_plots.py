@@ -404,18 +404,6 @@ class TestEveryPlot:
             assert len(names) == 4
             assert all(len(name) < 45 for name in names)
 
-    def test_it_leaves_pyplot_alone(self, draw: Any) -> None:
-        code = (
-            "import sys, hybridagi_steps as hs\n"
-            "m = hs.StepMemory(':memory:', embedder='hashing')\n"
-            "m.add(hs.AgentStep(step_type='Action', inputs={'purpose': 'p', 'tool': 't'}))\n"
-            "assert 'matplotlib' not in sys.modules\n"
-            f"assert hs.plots.{draw.__name__}(m)._repr_png_()\n"
-            "assert 'matplotlib.pyplot' not in sys.modules and 'dspy' not in sys.modules\n"
-        )
-        environment = {**os.environ, "MPLBACKEND": "agg"}
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
     def test_without_matplotlib_it_names_the_extra(
         self, memory: hs.StepMemory, draw: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -423,6 +411,21 @@ class TestEveryPlot:
         monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
         with pytest.raises(MissingExtraError, match=r"hybridagi-steps\[plot\]"):
             draw(memory)
+
+
+def test_no_plot_loads_pyplot() -> None:
+    code = (
+        "import sys, hybridagi_steps as hs\n"
+        "m = hs.StepMemory(':memory:', embedder='hashing')\n"
+        "m.add(hs.AgentStep(step_type='Action', inputs={'purpose': 'p', 'tool': 't'}))\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "for draw in sys.argv[1:]:\n"
+        "    assert getattr(hs.plots, draw)(m)._repr_png_()\n"
+        "    assert not {'matplotlib.pyplot', 'dspy'} & set(sys.modules), draw\n"
+    )
+    environment = {**os.environ, "MPLBACKEND": "agg"}
+    names = [draw.__name__ for draw in ALL]
+    subprocess.run([sys.executable, "-c", code, *names], check=True, env=environment)
 
 
 class TestContextUse:

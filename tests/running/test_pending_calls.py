@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -110,13 +111,16 @@ def wait_for_consent(folder: str, session: AgentSession, consent: Any) -> None:
         asyncio.run(runner(memory, path, consent).run(session, "Pay my bill."))
 
 
-@pytest.fixture(params=[None, slow_consent], ids=["nobody asked", "somebody asked"])
-def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The folder of a run that was killed while it waited for consent."""
-    args = (str(tmp_path), AgentSession("chat", "ann"), request.param)
+@pytest.fixture(scope="module", params=[None, slow_consent], ids=["nobody asked", "somebody asked"])
+def folder_of_killed(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """The folder of a run that was killed while it waited for consent, to be copied."""
+    folder = tmp_path_factory.mktemp("killed")
+    args = (str(folder), AgentSession("chat", "ann"), request.param)
     child = multiprocessing.get_context("spawn").Process(target=wait_for_consent, args=args)
     child.start()
-    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+    with StepMemory(folder / "steps.db", embedder="hashing") as memory:
         give_up = time.monotonic() + PATIENCE_SECONDS
         while not memory.find({"scope": "consent"}).steps:
             assert time.monotonic() < give_up
@@ -124,7 +128,13 @@ def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
             time.sleep(0.02)
     os.kill(child.pid or 0, signal.SIGKILL)
     child.join()
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def killed(folder_of_killed: Path, tmp_path: Path) -> Path:
+    """The folder of a run that was killed while it waited for consent."""
+    return shutil.copytree(folder_of_killed, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("allowed", [True, False])

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import struct
-import subprocess
-import sys
-import textwrap
 import time
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from faults.processes import piped
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -262,24 +262,20 @@ def test_a_disk_that_cannot_take_it_keeps_the_old_file(
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_file(path: Path) -> None:
-    script = """
-        import sys, numpy as np
-        from hybridagi_steps.search.index_cache import save_cache
-        number = 0
-        while True:
-            number += 1
-            save_cache(sys.argv[1], {}, {"it": np.full(500_000, number)})
-            if number == 1:
-                print("started", flush=True)
-    """
+    def write(pipe: int) -> None:
+        for number in count(1):
+            save_cache(path, {}, {"it": np.full(500_000, number)})
+            os.write(pipe, b"." * (number == 1))
+
     random = np.random.default_rng(0)
     for _ in range(6):
-        command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
-            assert writer.stdout is not None
-            writer.stdout.readline()
-            time.sleep(random.uniform(0, 0.05))
-            writer.kill()
+        writer, started = piped(write)
+        assert os.read(started, 1)
+        time.sleep(random.uniform(0, 0.05))
+        os.kill(writer, signal.SIGKILL)
+        _, status = os.waitpid(writer, 0)
+        os.close(started)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         loaded = load_cache(path, {})
         assert loaded is not None
         assert len(np.unique(loaded["it"])) == 1

@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -27,9 +28,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import checks
-from server_cases import TOKEN, Served, echo, events_of, fill, serving
+from server_cases import TOKEN, Served, document, echo, events_of, fill, serving
 
-from hybridagi_steps import StepEvent, StepMemory
+from hybridagi_steps import StepEvent, StepMemory, StepRunner
 from hybridagi_steps.server.app import create_app
 from hybridagi_steps.server.tokens import Tokens, TokenScope
 
@@ -57,13 +58,7 @@ ANY_SPEED = settings(
 )
 
 
-def document() -> dict[str, Any]:
-    """The OpenAPI document of any app."""
-    with StepMemory(":memory:", embedder="hashing") as memory:
-        return create_app(memory, Tokens({TOKEN: [TokenScope.ADMIN]})).openapi()
-
-
-schema = schemathesis.openapi.from_dict(document())
+schema = schemathesis.openapi.from_dict(deepcopy(document()))
 if "HYBRIDAGI_STEPS_SEED" in os.environ:
     schema.config.seed = int(os.environ["HYBRIDAGI_STEPS_SEED"])
 SEED = schema.config.seed
@@ -162,6 +157,11 @@ def test_answers_lead_to_answers_that_are_what_the_document_says() -> None:
 
 def test_the_document_is_served_to_those_who_may_read(served: Served) -> None:
     assert served.client.get("/openapi.json").json() == document()
+
+
+def test_an_app_with_a_program_and_other_tokens_has_the_same_document(memory: StepMemory) -> None:
+    tokens = Tokens({TOKEN: [TokenScope.READ, TokenScope.AS_ANY_USER]})
+    assert create_app(memory, tokens, runner=StepRunner(echo, memory)).openapi() == document()
 
 
 def parameter(path: str, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import html
 import os
 import re
@@ -20,7 +21,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 import httpx
-from server_cases import Event, ServerProcess, events_of, problem, read
+from server_cases import Event, ServerProcess, events_of, problem, read, serving
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.cli import main
@@ -263,6 +264,23 @@ def test_what_stays_is_looked_at_by_one_collection_only(start: Callable[..., Pro
     (told,) = [e.data["delta"]["content"] for e in events if e.kind == "step_delta"]
     looked_at, kept = map(int, told.split(" of "))
     assert looked_at < kept // 100
+
+
+def test_a_server_that_begins_looks_through_no_old_objects(memory: StepMemory) -> None:
+    collected: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collected.append(info["generation"])
+
+    gc.disable()
+    gc.callbacks.append(note)
+    try:
+        with serving(memory) as served:
+            assert served.client.get("/healthz").status_code == 200
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert collected == []
 
 
 def test_nobody_who_reads_its_address_is_no_fault(tmp_path: Path) -> None:

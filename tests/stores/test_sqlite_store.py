@@ -175,11 +175,36 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
         SqliteStepStore(path)
 
 
+def begun(path: Path) -> None:
+    """Leave what a kill leaves before the tables are made: those are migrated one by one."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    assert path.stat().st_size > 0
+
+
+def test_a_new_file_is_what_all_migrations_make_and_has_an_id_of_its_own(tmp_path: Path) -> None:
+    begun(tmp_path / "migrated.db")
+    pragmas = ("application_id", "user_version", "encoding", "page_size", "journal_mode")
+    found, names = list[list[object]](), set[str]()
+    for name in ("migrated.db", "new.db", "newer.db"):
+        SqliteStepStore(tmp_path / name).close()
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            found.append([connection.execute(f"PRAGMA {p}").fetchall() for p in pragmas])
+            dump = "\n".join(connection.iterdump())
+            query = "SELECT value FROM meta WHERE key = 'store_id'"
+            ((store_id,),) = connection.execute(query).fetchall()
+            found[-1].append(dump.replace(store_id, "id"))
+            names.add(store_id)
+    assert found[0] == found[1] == found[2]
+    assert len(names) == 3
+
+
 def test_a_failed_migration_leaves_an_empty_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *_ = schema.migrations()
     broken = [(1, first[1] + "\nCREATE TABLE nonsense;\n")]
+    begun(path)
     with monkeypatch.context() as patch:
         patch.setattr(schema, "migrations", lambda: broken)
         with pytest.raises(StorageError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -245,12 +247,8 @@ def test_a_search_among_messages_reads_no_other_conversation(
     assert ran[1] <= ran[0] + 3  # hundreds; each statement begins to count anew
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory]:
-    """Three hundred short conversations, and one that is long."""
-    address = tmp_path / "steps.db"
-    if request.param == "postgres":
-        address = request.getfixturevalue("postgres_address")
+def _talk(address: str | Path) -> None:
+    """Write three hundred short conversations, and one that is long."""
     with StepMemory(address, embedder="hashing", durability="normal") as memory:
         for n in range(300):
             keys: dict[str, Any] = {"metadata": {"mood": ["glad", "sad"][n % 2]}}
@@ -259,6 +257,45 @@ def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory
         long = [message(f"no book {n}", metadata={"mood": "long"}) for n in range(1_200)]
         memory.repository().store.commit("long", long)
         memory.flush()
+
+
+@pytest.fixture(scope="module")
+def talks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of conversations, which tests copy."""
+    path = tmp_path_factory.mktemp("talks") / "steps.db"
+    _talk(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def copy_of_talks(postgres_database: str) -> Iterator[Callable[[], str]]:
+    """Makes databases of the same conversations; returns their addresses."""
+    psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+    names = [f"talks_{uuid4().hex}"]
+
+    def address() -> str:
+        return postgres_database.replace("/postgres?", f"/{names[-1]}?")
+
+    def make() -> str:
+        names.append(f"talks_{uuid4().hex}")
+        server.execute(f"CREATE DATABASE {names[-1]} TEMPLATE {names[0]}".encode())
+        return address()
+
+    with psycopg.connect(postgres_database, autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {names[0]}".encode())
+        _talk(address())
+        yield make  # they go with the server: dropping each would wait for a checkpoint
+
+
+@pytest.fixture(params=["talks_file", "copy_of_talks"])
+def talks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StepMemory]:
+    """A copy of the conversations."""
+    address = str(tmp_path / "steps.db")
+    if request.param == "talks_file":
+        shutil.copy(request.getfixturevalue("talks_file"), address)
+    else:
+        address = str(request.getfixturevalue("copy_of_talks")())
+    with StepMemory(address, embedder="hashing", durability="normal") as memory:
         yield memory
 
 

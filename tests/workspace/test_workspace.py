@@ -8,15 +8,17 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.processes import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -588,41 +590,29 @@ def test_any_tree_goes_back_and_comes_over(
 # Killed in the middle
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from hybridagi_steps.workspace import confined
-from hybridagi_steps.workspace.workspace import Workspace
+def work_until_killed(root: Path, state: Path, what: str, snapshot: str, after: int) -> None:
+    """Roll back or merge, and die of a kill once so many changes are made; runs in a child."""
+    workspace, done = Workspace(root, state=state, durable=False), count()
 
-root, state, what, after = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-workspace = Workspace(root, state=state, durable=False)
-done = 0
+    def dying(act: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if next(done) >= after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*args, **kwargs)
 
-def dying(act):
-    def run(*args, **kwargs):
-        global done
-        done += 1
-        if done > after:
-            os.kill(os.getpid(), 9)
-        return act(*args, **kwargs)
-    return run
+        return run
 
-if what == "rollback":
-    act = lambda: workspace.rollback((Path(state) / "id").read_text())
-else:
-    overlay = workspace.overlay()
-    for number in range(4):
-        overlay.write(f"file{number}", "merged")
-    overlay.remove("data.csv")
-    overlay.write("sub/new", "merged")
-    changes = overlay.changes()
-    overlay.close()
-    act = lambda: workspace.merge(changes)
-for name in ("write_bytes", "remove", "make_directory"):
-    setattr(confined.ConfinedDirectory, name, dying(getattr(confined.ConfinedDirectory, name)))
-act()
-print("done", done)
-"""
+    act = partial(workspace.rollback, snapshot)
+    if what == "merge":
+        with workspace.overlay() as overlay:
+            for number in range(4):
+                overlay.write(f"file{number}", "merged")
+            overlay.remove("data.csv")
+            overlay.write("sub/new", "merged")
+            act = partial(workspace.merge, overlay.changes())
+    for name in ("write_bytes", "remove", "make_directory"):
+        setattr(ConfinedDirectory, name, dying(getattr(ConfinedDirectory, name)))
+    act()
 
 
 @pytest.mark.parametrize("what", ["rollback", "merge"])
@@ -635,9 +625,8 @@ def test_a_kill_in_the_middle_leaves_all_or_nothing(
     for number in range(4):
         workspace.write(f"file{number}", "before")
     before = tree(root)
+    snapshot = workspace.snapshot() if what == "rollback" else ""
     if what == "rollback":
-        (state / "id").parent.mkdir(exist_ok=True)
-        (state / "id").write_text(workspace.snapshot())
         for number in range(4):
             workspace.write(f"file{number}", "after")
         workspace.remove("data.csv")
@@ -650,13 +639,9 @@ def test_a_kill_in_the_middle_leaves_all_or_nothing(
             overlay.remove("data.csv")
             overlay.write("sub/new", "merged")
             wanted = tree(overlay.root)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(root), str(state), what, str(after)],
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr + killed.stdout
+    child = fork(lambda: work_until_killed(root, state, what, snapshot, after))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert tree(root) != wanted, "it was killed too late to say anything"
     if after % 2:
         Workspace(root, state=state, durable=False)

@@ -35,7 +35,7 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 from hybridagi_steps.stores.sqlite.lost_commits import lost_commits
-from hybridagi_steps.stores.sqlite.schema import latest_version, migrate, version_of
+from hybridagi_steps.stores.sqlite.schema import create, latest_version, migrate, version_of
 from hybridagi_steps.stores.sqlite.translation import translated, unopened
 from hybridagi_steps.stores.waiting import Patience, take, taken
 
@@ -426,6 +426,7 @@ class Database:
         self._file_lock.acquire(self._timeout_seconds)
         try:
             make_private(self.path)
+            new = self.path.stat().st_size == 0
         except OSError as error:
             self._file_lock.release()
             raise unopened(error, self.path) from error
@@ -434,7 +435,7 @@ class Database:
             version = version_of(connection, self.path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            migrate(connection, version)
+            create(connection) if new else migrate(connection, version)
         finally:
             connection.close()
             self._file_lock.release()

@@ -2,8 +2,7 @@
 
 Nothing is ever written to a disk, so nothing can be left there. Threads take turns at the one
 connection, under a lock that is held for one call; a child of fork has a copy of its own, as it has
-of every other object. A new database is a copy of an empty one, made once for each process:
-creating the tables takes many times as long.
+of every other object.
 """
 
 from __future__ import annotations
@@ -12,22 +11,18 @@ import sqlite3
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
-from uuid import uuid4
 
-from hybridagi_steps._concurrency import ForkSafeLock, rest_at_fork
+from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import MemoryClosedError, MemoryNotPicklableError
 from hybridagi_steps.stores.address import IN_MEMORY
-from hybridagi_steps.stores.sqlite.schema import migrate
+from hybridagi_steps.stores.sqlite.schema import create
 from hybridagi_steps.stores.sqlite.translation import translated
 from hybridagi_steps.stores.waiting import Patience
 
 UNLINKED_FILE = ""
 """A file without a name, for what may be too large for memory: gone with its process, too."""
-
-_template_lock = ForkSafeLock()
 
 
 class InMemoryDatabase:
@@ -44,12 +39,9 @@ class InMemoryDatabase:
         self._closed = False
         self._lock = threading.RLock()
         self._connection = _connected(place)
-        with _template_lock:
-            _template().backup(self._connection)
+        create(self._connection)
         self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.execute("PRAGMA secure_delete = ON")
-        new_id = "UPDATE meta SET value = ? WHERE key = 'store_id'"
-        self._connection.execute(new_id, (uuid4().hex,))
         self._inserts = self._connection.cursor()
         rest_at_fork(self)
 
@@ -155,11 +147,3 @@ class InMemoryDatabase:
 
 def _connected(place: str = IN_MEMORY) -> sqlite3.Connection:
     return sqlite3.connect(place, isolation_level=None, check_same_thread=False)
-
-
-@cache
-def _template() -> sqlite3.Connection:
-    """Return an empty database, to be copied."""
-    template = _connected()
-    migrate(template, 0)
-    return template
