@@ -1,4 +1,4 @@
-"""The threads of runs: which a stopped one waits for, which are used again, which are left alone."""
+"""The threads of runs: those a stopped one waits for, those used again, those left alone."""
 
 from __future__ import annotations
 
