@@ -16,7 +16,7 @@ import functools
 import os
 import threading
 from _thread import RLock  # the class; `threading.RLock` is a function
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -118,10 +118,12 @@ if hasattr(os, "register_at_fork"):  # absent on Windows, which cannot fork
     os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
 
 
-AT_ONCE = 16
-"""Calls of one event loop that run side by side; a store has one writer anyway."""
+AT_ONCE, PROGRAMS = 16, 40
+"""Calls of one event loop that run side by side, and programs of others; a store has one writer
+anyway."""
 
-_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = WeakKeyDictionary()
+_Pools = WeakKeyDictionary["asyncio.AbstractEventLoop", ThreadPoolExecutor]
+_pools, _program_pools = _Pools(), _Pools()
 """One for each loop, since a call may run a loop of its own; it ends with its loop."""
 
 
@@ -132,16 +134,41 @@ async def in_thread(call: Callable[[], T]) -> T:
     """
     import asyncio  # not needed by who only searches, and a tenth of what that loads
 
-    loop = asyncio.get_running_loop()
-    if (pool := _pools.get(loop)) is None:
-        pool = _pools[loop] = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hybridagi-steps")
-    work = pool.submit(copy_context().run, call)
+    work, outcome = _begun(_pools, AT_ONCE, call)
     try:
-        return await asyncio.wrap_future(work, loop=loop)
+        return await outcome
     except asyncio.CancelledError:
         if not work.cancel():
             await _ended(work)
         raise
+
+
+async def in_program_thread(call: Callable[[], T]) -> T:
+    """Do so for code that may never end: a cancelled caller leaves it alone.
+
+    Its thread may be lost, so who comes next finds others. Those of anyio end with the task that
+    an event loop is run for: one message to a runner would make a thread of its own.
+    """
+    import asyncio
+
+    work, outcome = _begun(_program_pools, PROGRAMS, call)
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        if not work.cancel() and not work.done():
+            _program_pools.pop(asyncio.get_running_loop(), None)
+        raise
+
+
+def _begun(pools: _Pools, most: int, call: Callable[[], T]) -> tuple[Future[T], Awaitable[T]]:
+    """Hand a call to a thread of the running event loop's pool."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    if (pool := pools.get(loop)) is None:
+        pool = pools[loop] = ThreadPoolExecutor(most, thread_name_prefix="hybridagi-steps")
+    work = pool.submit(copy_context().run, call)
+    return work, asyncio.wrap_future(work, loop=loop)
 
 
 async def _ended(work: Future[T]) -> None:

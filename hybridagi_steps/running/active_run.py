@@ -30,7 +30,7 @@ from hybridagi_steps.running.limits import Meter, StepRunnerConfig, ToolRequest
 from hybridagi_steps.running.session_writer import LOST, SessionWriter
 from hybridagi_steps.running.stopping import RunStopped, Stop, Threads
 from hybridagi_steps.running.stored_consents import ConsentRules, settle
-from hybridagi_steps.running.streaming import EventStream, Piece
+from hybridagi_steps.running.streaming import EventStream, HomeLoop, Piece
 from hybridagi_steps.running.turn import ToolTurn, Turn
 
 RUN = "hybridagi_steps_run"
@@ -41,7 +41,7 @@ _registering = ForkSafeLock()
 
 
 class ActiveRun:
-    """A run in flight; made on the event loop that it lives on."""
+    """A run in flight, on the event loop that is its home."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class ActiveRun:
         config: StepRunnerConfig,
         hooks: Sequence[object],
         parent: ActiveRun | None,
+        home: HomeLoop,
     ) -> None:
         labels = Labels.of(line.session_id, user_id, None, None, config.keep_prompts)
         self.recorder = StepRecorder.handing_to(self._keep, line.memory, labels, line.keep_prompts)
@@ -60,10 +61,10 @@ class ActiveRun:
         depth = 1 if parent is None else parent.info.depth + 1
         self.info = RunInfo(recorded.id, line.session_id, user_id, parent_id, depth)
         self.events = EventStream(
-            recorded.id, line.session_id, line.memory.redact, self._step_started
+            recorded.id, line.session_id, line.memory.redact, self._step_started, home
         )
         self.meter = Meter(config)
-        self.hooks = HookCaller(hooks, self.info, self.events, self.stop)
+        self.hooks = HookCaller(hooks, self.info, self.events, self.stop, home)
         self.turn = Turn(
             line,
             recorded.id,
@@ -85,6 +86,7 @@ class ActiveRun:
             self.hooks.failed,
             self._lost,
             None if parent is None else parent.denies,
+            home,
         )
         self.threads = Threads(recorded.id)
         self.stopped: Stop | None = None
@@ -98,7 +100,7 @@ class ActiveRun:
         """What is noted in the steps of some calls, when the recorder gives them."""
         self.denied: set[UUID] = set()
         """The steps of calls that were not allowed; the program is told and goes on."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = home.loop
         self.stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._lock = threading.Lock()
 

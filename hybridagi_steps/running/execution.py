@@ -144,13 +144,19 @@ class Ending:
 _COMPLETED = Ending("completed", "completed")
 
 
-async def execute(run: ActiveRun, agent: Agent, start: Start) -> None:
-    """Run a program to its end; what goes wrong becomes events."""
-    run.events.emit(StepEventType.RUN_STARTED, {"depth": run.info.depth, **start.data})
+async def execute(run: ActiveRun, agent: Agent, start: Start, began: float) -> None:
+    """Run a program to its end; what goes wrong becomes events.
+
+    Args:
+        run: The run, which has begun.
+        agent: Its program.
+        start: What it begins with.
+        began: When, by the event loop's clock.
+    """
     loop, clock = asyncio.get_running_loop(), None
     if (seconds := run.config.timeout_seconds) is not None:
         stop = Stop("timeout", f"the run took longer than {seconds:g} s.")
-        clock = loop.call_later(seconds, run.stop, stop)
+        clock = loop.call_at(began + seconds, run.stop, stop)
     try:
         ending = await _ended(run, agent, loop.create_task(_work(run, agent, start)))
     except Exception as error:  # a defect of ours must still end the run
@@ -163,9 +169,14 @@ async def execute(run: ActiveRun, agent: Agent, start: Start) -> None:
 
 
 async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
-    await run.hooks.tell("on_run_start")
+    if (prompt := start.prepared) is None:
+        await run.hooks.tell("on_run_start")
+        run.check()
+        prompt = await in_thread(partial(_prepared_late, run, start))
     run.check()
-    prompt = await in_thread(partial(_prepared, run, start))
+    if isinstance(prompt, BaseException):
+        start.prepared = None
+        raise prompt
     with no_exit(agent.name), own_cancellation(agent.name):
         reply = await answer(run, agent, prompt)
     run.check()
@@ -175,13 +186,13 @@ async def _work(run: ActiveRun, agent: Agent, start: Start) -> None:
             "Prediction with an output field."
         )
     # In one go: a run that is stopped now has both or neither.
-    await in_thread(partial(_conclude, run, reply, start))
+    with run.events.held():
+        await in_thread(partial(_conclude, run, reply, start))
 
 
-def _prepared(run: ActiveRun, start: Start) -> Prompt:
-    """Return what the program is given; a hook may have taken its time since the line was read."""
-    if run.hooks:
-        run.line.look_again()
+def _prepared_late(run: ActiveRun, start: Start) -> Prompt:
+    """Prepare a run of which hooks have heard; they may have taken time since the line was read."""
+    run.line.look_again()
     return start.prepare(run)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from hybridagi_steps.running import stored_consents
 from hybridagi_steps.running.limits import Consent, ToolRequest
 from hybridagi_steps.running.session_writer import LOST, SessionWriter
 from hybridagi_steps.running.stopping import ProgramExitError, RunVetoed, Stop, done_on, no_exit
-from hybridagi_steps.running.streaming import EventStream
+from hybridagi_steps.running.streaming import EventStream, HomeLoop
 
 _log = logging.getLogger("hybridagi_steps")
 DENIED = "the user did not allow this call."
@@ -90,6 +89,7 @@ class HookCaller:
         run: What they are told.
         events: Where a hook that fails is reported.
         stop: Stops the run.
+        home: The run's event loop.
     """
 
     def __init__(
@@ -98,10 +98,11 @@ class HookCaller:
         run: RunInfo,
         events: EventStream,
         stop: Callable[[Stop], object],
+        home: HomeLoop,
     ) -> None:
         self._hooks, self._run = tuple(hooks), run
         self._events, self._stop = events, stop
-        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._home = home
         self._pending: set[asyncio.Task[None]] = set()
 
     def __bool__(self) -> bool:
@@ -121,16 +122,16 @@ class HookCaller:
         for hook in self._hooks:
             if (waiting := self._begin(hook, point, args)) is None:
                 continue
-            if threading.get_ident() == self._loop_thread:
+            if self._home.is_here:
                 self._beside(point, waiting)
             else:
-                done_on(self._loop, self._finish(point, waiting))
+                done_on(self._home.loop, self._finish(point, waiting))
 
     def tell_soon(self, point: str, *args: object) -> None:
         """Do so without waiting for async hooks, from any thread."""
         for hook in self._hooks:
             if (waiting := self._begin(hook, point, args)) is not None:
-                self._loop.call_soon_threadsafe(self._beside, point, waiting)
+                self._home.loop.call_soon_threadsafe(self._beside, point, waiting)
 
     async def drain(self) -> None:
         """Wait for hooks that still run beside the program."""
@@ -164,7 +165,7 @@ class HookCaller:
             self._note(point, error)
 
     def _beside(self, point: str, waiting: Awaitable[object]) -> None:
-        task = self._loop.create_task(self._finish(point, waiting))
+        task = self._home.loop.create_task(self._finish(point, waiting))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -187,6 +188,7 @@ class Consents:
         line: Where a question that waits is stored, and its answer before the tool begins.
         lost: Takes the conflict when another run has answered a question; returns what to raise.
         around: Whether runs around this one are denied a tool for good; may block.
+        home: The run's event loop.
     """
 
     def __init__(
@@ -198,10 +200,11 @@ class Consents:
         failed: Callable[[str, BaseException], None],
         lost: Callable[[Exception], BaseException],
         around: Callable[[str], bool] | None,
+        home: HomeLoop,
     ) -> None:
         self._line, self._consent, self._timeout = line, consent, timeout_seconds
         self._events, self._failed, self._lost, self._around = events, failed, lost, around
-        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._home = home
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self.decided: dict[str, bool] = {}
         """What was answered already to calls of a turn that is taken up, by their ids."""
@@ -215,7 +218,7 @@ class Consents:
         if self._consent is None:
             return await self._stored(request, True) or self._deny(request, "denied")
         # Before the question is asked: the answer may come at once, from anywhere.
-        waiting = self._waiting[request.call_id] = self._loop.create_future()
+        waiting = self._waiting[request.call_id] = self._home.loop.create_future()
         self._ask(request)
         try:
             async with asyncio.timeout(self._timeout):
@@ -270,16 +273,16 @@ class Consents:
         """Do so from a program's thread; on the event loop itself nothing can be waited for."""
         if self._consent is None:
             return True
-        if threading.get_ident() == self._loop_thread:
+        if self._home.is_here:
             return self._allowed_now(self._consent, request)
-        return done_on(self._loop, self.allowed(request, step_id))
+        return done_on(self._home.loop, self.allowed(request, step_id))
 
     def answer(self, call_id: str, allowed: bool) -> bool:
         """Answer a question that waits, from any thread; return whether one did."""
         waiting = self._waiting.get(call_id)
         if waiting is None:
             return False
-        self._loop.call_soon_threadsafe(partial(_settle, waiting, allowed=allowed))
+        self._home.loop.call_soon_threadsafe(partial(_settle, waiting, allowed=allowed))
         return True
 
     def close(self) -> None:
@@ -329,7 +332,7 @@ class Consents:
             with no_exit("consent"):  # a task's exit would end the event loop
                 return await answer
 
-        task = self._loop.create_task(given())
+        task = self._home.loop.create_task(given())
         try:
             await asyncio.wait({task}, timeout=_AT_ONCE_SECONDS)
             if not task.done() and request.call_id not in self.open:

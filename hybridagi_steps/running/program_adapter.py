@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-import anyio.to_thread
 import dspy
 import orjson
 
+from hybridagi_steps._concurrency import in_program_thread
 from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.programs.adapters import StepMessages
 from hybridagi_steps.recording import step_shapes as shapes
@@ -234,7 +234,7 @@ async def call_function(run: ActiveRun, program: Any, messages: list[dict[str, A
 
 async def _in_a_thread(run: ActiveRun, call: Callable[..., Any]) -> Any:
     named = run.threads.named(without_exit(_PROGRAM, call))
-    return await anyio.to_thread.run_sync(named, abandon_on_cancel=True)
+    return await in_program_thread(named)
 
 
 async def _drawn(run: ActiveRun, pieces: Iterator[Any]) -> AsyncIterator[Any]:

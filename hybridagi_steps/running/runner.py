@@ -32,13 +32,13 @@ from hybridagi_steps.running.pending_calls import PendingCall, pending_calls, ta
 from hybridagi_steps.running.program_adapter import Agent
 from hybridagi_steps.running.starting import (
     Start,
+    begin_run,
     check_message,
     check_unanswered,
     config_of,
     end_of_session,
     hooks_of,
     new_attempt,
-    open_session,
     own_session,
     session_of,
     where_it_stands,
@@ -46,7 +46,7 @@ from hybridagi_steps.running.starting import (
 )
 from hybridagi_steps.running.stopping import Stop, finished
 from hybridagi_steps.running.stored_consents import check_answer
-from hybridagi_steps.running.streaming import FINAL_EVENTS
+from hybridagi_steps.running.streaming import FINAL_EVENTS, HomeLoop
 from hybridagi_steps.running.tool_calls import watch_tools
 from hybridagi_steps.sessions.repository import SessionRepository
 
@@ -352,22 +352,23 @@ class StepRunner:
         start = await begin()
         if start is None:
             return
-        line, user_id = await in_thread(partial(open_session, self.memory, start))
-        run = ActiveRun(line, user_id, self.config, self.hooks, self._parent())
-        self._register.add(run)
-        # Free before the reader hears of the end: it may go on at once.
-        run.when_ended = partial(self._register.remove, run)
-        work = asyncio.get_running_loop().create_task(execute(run, self._agent, start))
-        work.add_done_callback(run.end_for_sure)
+        home, made, work = HomeLoop.running(), list[ActiveRun](), list[asyncio.Task[None]]()
+        how, began, ended = (self.config, self.hooks, self._parent(), home), home.loop.time(), False
         try:
-            ended = False
+            try:
+                await in_thread(partial(begin_run, self.memory, self._agent, start, how, made))
+            finally:  # what the user says may be stored by now, whoever has left
+                for run in made:
+                    work.append(home.loop.create_task(execute(run, self._agent, start, began)))
+                    work[0].add_done_callback(run.end_for_sure)
             while not ended:
-                for event in await run.events.take():
+                for event in await made[0].events.take():
                     ended = event.type in FINAL_EVENTS
                     yield event
         finally:
-            run.stop(Stop("cancelled", "the reader closed the stream."))
-            await finished(work)
+            for run, task in zip(made, work, strict=True):
+                run.stop(Stop("cancelled", "the reader closed the stream."))
+                await finished(task)
 
     def _parent(self) -> ActiveRun | None:
         parent: ActiveRun | None = dspy.settings.get(RUN)

@@ -28,13 +28,15 @@ from hybridagi_steps.messages.agent_steps import shown_steps
 from hybridagi_steps.messages.provider_out import is_blank, openai_messages
 from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.recording.recorder import user_recorded_for
+from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.records.provenance import source_of
-from hybridagi_steps.running.active_run import ActiveRun
+from hybridagi_steps.running.active_run import ActiveRun, register_of
 from hybridagi_steps.running.answering import Messages, Prompt, tool_turn
 from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.program_adapter import Agent
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.turn import ToolTurn
 from hybridagi_steps.sessions.lines import History
@@ -56,6 +58,8 @@ class Start:
     """The session, with the user if that was named."""
     prepare: Callable[[ActiveRun], Prompt]
     """Stores the user's message if it is new and returns what the program is given; may block."""
+    prepared: Prompt | BaseException | None = None
+    """What came of it, once it was called."""
     finish: Callable[[], None] | None = None
     """Called once the answer is stored, such as to adopt its branch; may block."""
     data: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -76,8 +80,7 @@ def with_message(
     def prepare(run: ActiveRun) -> Prompt:
         wanted = run.config.max_history
         before = run.line.history(run.line.last, max(wanted, _PAGE))
-        called = before is not None and any(before.messages.values("tool_calls"))
-        if before is not None and called and not before.messages[-1].is_user_step():
+        if before is not None and before.calls and not before.messages[-1].is_user_step():
             _close_calls(run, open_calls(before.messages[-_PAGE:]))
         if wanted < _PAGE or run.turn.messages:
             before = run.line.history(run.line.last, wanted)
@@ -179,7 +182,7 @@ def _history(run: ActiveRun, before: History | None) -> Callable[[], Messages]:
     Imported ones are taken in advance: every step of the run has to name them, the first one too.
     """
     history = cache(partial(earlier, run, before, _profile(run)))
-    if before is not None and any(map(source_of, before.messages.values("metadata"))):
+    if before is not None and before.imported:
         history()
     return history
 
@@ -258,6 +261,29 @@ def open_session(memory: StepMemory, start: Start) -> tuple[SessionWriter, str |
             "again."
         )
     return line, user_id
+
+
+def begin_run(
+    memory: StepMemory, agent: Agent, start: Start, how: tuple[Any, ...], made: list[ActiveRun]
+) -> None:
+    """Open a session and begin a run in it, an `ActiveRun` made with `how`; may block.
+
+    It is prepared unless a hook has to hear of it before. What goes wrong once `made` has it is its
+    own affair.
+    """
+    run, register = ActiveRun(*open_session(memory, start), *how), register_of(memory)
+    register.add(run)
+    # Free before the reader hears of the end: it may go on at once.
+    run.when_ended = partial(register.remove, run)
+    made.append(run)
+    run.events.emit(StepEventType.RUN_STARTED, {"depth": run.info.depth, **start.data})
+    if not run.hooks:
+        try:
+            start.prepared = prompt = start.prepare(run)
+            if not agent.is_module:
+                prompt.history()  # while nobody else waits for it
+        except BaseException as error:
+            start.prepared = error
 
 
 def _only_user(line: SessionWriter, start: Start) -> str | None:

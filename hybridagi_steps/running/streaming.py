@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
 
 import orjson
 
@@ -52,6 +53,30 @@ class Piece(NamedTuple):
     tool_calls: list[dict[str, Any]] | None
 
 
+class HomeLoop(NamedTuple):
+    """The event loop that a run lives on; what belongs to the run may be made in any thread."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: int
+
+    @classmethod
+    def running(cls) -> Self:
+        """Return the one that is running."""
+        return cls(asyncio.get_running_loop(), threading.get_ident())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is its thread."""
+        return threading.get_ident() == self.thread
+
+    def call(self, call: Callable[..., object], *values: object) -> None:
+        """Call something on the loop, from any thread: at once from its own."""
+        if self.is_here:
+            call(*values)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(call, *values)
+
+
 class EventStream:
     """A queue of events for one reader in one event loop, and the drafts that it was shown.
 
@@ -60,6 +85,7 @@ class EventStream:
         session_id: Its session.
         redact: What must not be shown.
         started: Is told the id of each draft that shows its first piece.
+        home: The reader's event loop.
     """
 
     def __init__(
@@ -68,12 +94,14 @@ class EventStream:
         session_id: str,
         redact: Redact | None,
         started: Callable[[str], None],
+        home: HomeLoop,
     ) -> None:
         self._run_id, self._session_id = run_id, session_id
         self._redact, self._started = redact, started
-        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._home = home
         self._arrived = asyncio.Event()
-        self._woken_at, self._alarm, self._woken = 0.0, False, False
+        self._arrived.set()  # who comes to read looks once: until then nobody has to be woken
+        self._woken_at, self._alarm, self._woken = 0.0, False, True
         self._queue: list[StepEvent] = []
         self._lock = threading.Lock()
         self._number = 0
@@ -114,6 +142,16 @@ class EventStream:
                 if self._queue:
                     taken, self._queue = self._queue, []
                     return taken
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Wake the reader once for all that a thread tells while this block waits for it."""
+        with self._lock:
+            self._woken = True
+        try:
+            yield
+        finally:
+            self._arrived.set()
 
     def grow(self, piece: Piece) -> bool:
         """Add a piece to the draft of one answer; return whether the reader was woken for it."""
@@ -223,33 +261,26 @@ class EventStream:
 
     def _wake_in_time(self, *, at_once: bool) -> bool:
         """Wake the reader for a piece, now or when its turn comes; return whether it is now."""
-        wait = self._woken_at + PAUSE_SECONDS - self._loop.time()
+        wait = self._woken_at + PAUSE_SECONDS - self._home.loop.time()
         if at_once or wait <= 0:
-            self._woken_at = self._loop.time()
+            self._woken_at = self._home.loop.time()
             self._wake_reader()
             return True
         if not self._alarm:
             self._alarm = True
-            self._on_loop(self._loop.call_later, wait, self._wake)
+            self._home.call(self._home.loop.call_later, wait, self._wake)
         return False
 
     def _wake_reader(self) -> None:
         """Wake the reader, once for all that it has not taken yet; to be called under the lock."""
         if not self._woken:
             self._woken = True
-            self._on_loop(self._arrived.set)
+            self._home.call(self._arrived.set)
 
     def _wake(self) -> None:
         with self._lock:
-            self._woken_at, self._alarm = self._loop.time(), False
+            self._woken_at, self._alarm = self._home.loop.time(), False
             self._arrived.set()
-
-    def _on_loop(self, call: Callable[..., object], *values: object) -> None:
-        """Call something on the loop, from any thread."""
-        if threading.get_ident() == self._loop_thread:
-            call(*values)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *values)
 
 
 class Draft:

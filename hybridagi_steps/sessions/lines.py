@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from sys import getsizeof
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -26,6 +26,7 @@ from hybridagi_steps.messages.units import Conversation, Grouping, Unit
 from hybridagi_steps.protocols import SessionFollower, StoreBackend
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import KeptMessage, KeptMessages, Step, kept, restored
+from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import BranchPosition
 
 MOST_BYTES = 128 * 2**20
@@ -65,6 +66,10 @@ class History(NamedTuple):
     """What readers keep with this line; it is forgotten with it."""
     users: frozenset[str]
     """Whom messages of this line name, in this part or in another."""
+    calls: bool
+    """Whether some of them ask for tools."""
+    imported: bool
+    """Whether some of them come from elsewhere."""
 
 
 class SessionLines:
@@ -87,12 +92,12 @@ class SessionLines:
         self, store: StoreBackend, session_id: str, branch_id: int | None = None
     ) -> BranchPosition:
         """Return where a session ends; take what is new of it, forget all after an erasure."""
-        if not isinstance(store, SessionFollower):
+        if not self._tells:
             return store.session_end(session_id, branch_id=branch_id)
         with self._lock:
             known = self._lines.get(session_id) or _Line(0, 0)
             after, users_after = known.last, known.users_after
-        end, erasures, users, messages = store.session_state(
+        end, erasures, users, messages = cast("SessionFollower", store).session_state(
             session_id,
             branch_id=branch_id,
             after=after if known.messages else None,
@@ -222,6 +227,8 @@ class _Line:
     kept: list[object] = field(default_factory=list[object])
     named: frozenset[str] = frozenset()
     """Whom its messages name."""
+    calls: bool = False
+    imported: bool = False
     _held: int = 0
     _whole: int = 0
     """Messages that units hold whole, as they do while the line is short."""
@@ -255,6 +262,8 @@ class _Line:
             self.messages += map(kept, new)
             self.units += [None] * len(new)
         self.named |= {one.user_id for one in new if one.user_id is not None}
+        self.calls = self.calls or any(one.tool_calls for one in new)
+        self.imported = self.imported or any(source_of(one.metadata) for one in new)
         self._held += sum(map(_held_by, new))
         self._characters += sum(len(one.content) for one in new if isinstance(one.content, str))
 
@@ -282,7 +291,8 @@ class _Line:
             self._whole += not grouping.keeps
         messages = KeptMessages(self.messages[begin:stop])
         units = grouping.conversation()
-        window.read = History(messages, units, self.counts, end, self.kept, self.named)
+        known = (self.named, self.calls, self.imported)
+        window.read = History(messages, units, self.counts, end, self.kept, *known)
         return window.read
 
 

@@ -12,7 +12,7 @@ from runner_cases import check_stream, messages, replayed, run
 from hybridagi_steps import StepEvent, StepEventType, StepMemory
 from hybridagi_steps.running import streaming
 from hybridagi_steps.running.runner import StepRunner
-from hybridagi_steps.running.streaming import EventStream, Piece, SafeText
+from hybridagi_steps.running.streaming import EventStream, HomeLoop, Piece, SafeText
 
 
 def deltas(events: list[StepEvent]) -> list[str | None]:
@@ -36,7 +36,10 @@ def test_a_reader_is_woken_fifty_times_a_second_at_most(
     async def read() -> list[StepEvent]:
         loop, now = asyncio.get_running_loop(), [100.0]
         monkeypatch.setattr(loop, "time", lambda: now[0])
-        stream, taken = EventStream("r", "s", None, lambda _: None), list[StepEvent]()
+        stream, taken = (
+            EventStream("r", "s", None, lambda _: None, HomeLoop.running()),
+            list[StepEvent](),
+        )
 
         async def reader() -> None:
             while not taken or taken[-1].type is not StepEventType.RUN_COMPLETED:
@@ -100,7 +103,7 @@ def test_pieces_that_wait_are_shown_when_the_run_is_cancelled(memory: StepMemory
 
 def test_pieces_of_calls_that_nobody_took_are_one_event() -> None:
     async def read() -> list[StepEvent]:
-        stream = EventStream("r", "s", None, lambda _: None)
+        stream = EventStream("r", "s", None, lambda _: None, HomeLoop.running())
         for text in ('{"a"', ": ", "1}"):
             call: dict[str, Any] = {"index": 0, "function": {"arguments": text}}
             stream.grow(Piece((1, 1), None, None, [call]))

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from faults.clock_jumps import jump
 from faults.processes import piped
+from session_operations import SESSIONS, operation_of, outcome, seen_in
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.errors import (
@@ -27,7 +28,6 @@ from hybridagi_steps.errors import (
     DiskFullError,
     DuplicateStepError,
     SequenceConflictError,
-    StepsError,
     StorageBusyError,
     StorageError,
 )
@@ -313,12 +313,12 @@ class TestKnownSessions:
         ):
             writer = one
             for n in range(250):
-                operation = _operation(chance, f"m{n}")
+                operation = operation_of(chance, f"m{n}")
                 writer = chance.choice((writer, writer, writer, one, two))
-                told = [_outcome(store, operation) for store in (writer, oracle)]
+                told = [outcome(store, operation) for store in (writer, oracle)]
                 assert told[0] == told[1], (n, operation)
-            for name in _NAMES:
-                seen = [_outcome(store, _seen_in(name)) for store in (one, two, oracle)]
+            for name in SESSIONS:
+                seen = [outcome(store, seen_in(name)) for store in (one, two, oracle)]
                 assert seen[0] == seen[1] == seen[2]
             assert all(min(store.at_once) > 3 for store in (one, two))
             assert one.verify() == []
@@ -340,56 +340,6 @@ class TestKnownSessions:
             store.commit("s", [said("x")], [step("step 1")])
         assert [one.id for one in store.messages("s")][-1] == "b2"
         assert store.verify() == []
-
-
-_NAMES = ("s", "t", "f")
-Operation = Callable[[Any], object]
-
-
-def _seen_in(name: str) -> Operation:
-    return lambda store: (
-        [(one.id, one.content, one.sequence) for one in store.messages(name)],
-        [name for _, name in store.pinned_steps(name)],
-        store.session_owner(name),
-    )
-
-
-def _outcome(store: Any, operation: Operation) -> object:
-    """Return what an operation gives, or how it fails."""
-    try:
-        return operation(store)
-    except (StepsError, ValueError) as error:
-        return type(error)
-
-
-def _operation(chance: random.Random, name: str) -> Operation:
-    """Return something that is done to a session; most of all commits."""
-    session, other = chance.choice(_NAMES), chance.choice(_NAMES)
-    end, user = chance.randrange(9), chance.choice((None, None, None, "u", "v"))
-    if chance.random() < 0.1:
-        return _seen_in(session)
-    if chance.random() < 0.25:
-        return chance.choice(
-            (
-                lambda store: store.hide_from(session, end),
-                lambda store: store.fork(session, end, other) and None,
-                lambda store: store.delete_session(session),
-                lambda store: store.adopt(session, store.branch_at(session, end)),
-                lambda store: store.rewrite_messages({f"m{end}.0": message("erased", id=name)}),
-                lambda store: store.session_end(session).sequence,
-            )
-        )
-    asked: dict[str, Any] = {
-        "expect_last": chance.choice((None, None, None, end)),
-        "idempotency_key": chance.choice((None, None, f"key {end}")),
-        "user_id": user,
-    }
-    ids = [f"m{end}.0"] if chance.random() < 0.05 else [f"{name}.{n}" for n in range(end % 3)]
-    steps = [step(f"{name} step", user_id=user)] * chance.choice((0, 0, 1))
-    return lambda store: [
-        (one.id, one.sequence)
-        for one in store.commit(session, [said(each) for each in ids], steps, **asked)
-    ]
 
 
 class TestSideBySide:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import sqlite3
@@ -13,8 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from session_operations import SESSIONS, operation_of, outcome, seen_in
 from store_files import filled, made_old
 
 from hybridagi_steps import StepMemory
@@ -503,3 +506,50 @@ def test_the_users_of_a_session_are_found_without_walking_all_steps(path: Path) 
             connection.set_progress_handler(None, 0)
     few, more = work
     assert 0 < few <= more < 2 * few
+
+
+class ClaimingStore(SqliteStepStore):
+    """Counts the commits that it tried where it knew an end: those that were refused, and all."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, durability="normal")
+        self.at_once = [0, 0]
+
+    def _claimed(self, connection: Any, new: Any) -> Any:
+        found = super()._claimed(connection, new)
+        if new.session_id in self._known:
+            self.at_once[found is not None] += 1
+        return found
+
+
+class ReadingStore(SqliteStepStore):
+    """Reads a session before each commit."""
+
+    def _claimed(self, connection: Any, new: Any) -> None:
+        """Know nothing."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_knows_where_a_session_ended_leaves_what_one_leaves_that_looks(
+    tmp_path: Path, seed: int
+) -> None:
+    """Whatever the other has done to a session in between: the same messages, and errors."""
+    chance, path = random.Random(seed), tmp_path / "steps.db"
+    with (
+        closing(ClaimingStore(path)) as one,
+        closing(ClaimingStore(path)) as two,
+        closing(ReadingStore(tmp_path / "oracle.db", durability="normal")) as oracle,
+    ):
+        writer = one
+        for n in range(400):
+            operation = operation_of(chance, f"m{n}")
+            writer = chance.choice((writer, writer, writer, one, two))
+            told = [outcome(store, operation) for store in (writer, oracle)]
+            assert told[0] == told[1], (n, operation)
+        for name in SESSIONS:
+            seen = [outcome(store, seen_in(name)) for store in (one, two, oracle)]
+            assert seen[0] == seen[1] == seen[2]
+        listed = [[each.session_id for each in s.sessions(limit=9)] for s in (one, oracle)]
+        assert listed[0] == listed[1]
+        assert all(min(store.at_once) > 3 for store in (one, two))
+        assert one.verify() == []

@@ -582,7 +582,7 @@ class TestATurn:
     def test_it_asks_once_and_commits_twice(self, memory: StepMemory, work: Work) -> None:
         asked = self.statements_of(work, memory)
         assert transactions(asked) == 2
-        assert len([text for text in asked if not text.startswith(("BEGIN", "COMMIT"))]) <= 8
+        assert len(asked) <= 10, "those that begin and end the two counted"
 
     def test_whose_it_is_costs_a_question(self, memory: StepMemory, work: Work) -> None:
         nobodys = self.statements_of(work, memory)

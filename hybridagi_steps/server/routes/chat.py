@@ -70,7 +70,7 @@ async def chat(
     key = idempotency_key  # without a session it names one, too: what is sent again goes there
     new = str(new_id()) if key is None else message_id_of("", key, user_id)
     session = AgentSession(asked.session_id or new, user_id, as_any_user=any_user)
-    if session.session_id != new or key is not None:
+    if not any_user and (session.session_id != new or key is not None):
         await in_thread(partial(shared.check_new, caller, session.session_id))
     if idempotency_key is not None:
         run = await _keyed_run(shared, session, asked.message, idempotency_key)

@@ -20,8 +20,6 @@ from psycopg.types.numeric import Int8
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
 from hybridagi_steps.protocols import Durability
-from hybridagi_steps.records.message import utc_now
-from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import decode_body
 from hybridagi_steps.stores.checked_tables import add_checksums
 from hybridagi_steps.stores.checksums import session_checksum
@@ -37,7 +35,7 @@ from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.lineage import SessionRow, row_checksums
 from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
-from hybridagi_steps.stores.sql.session_commits import Commit
+from hybridagi_steps.stores.sql.session_commits import SESSIONS_KNOWN, Commit
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 
@@ -217,7 +215,6 @@ _COMMIT_STEPS = f""", pinned AS (INSERT INTO agent_step ({_PINNED}) SELECT {_PIN
 _COMMIT_KEY = """, used AS (INSERT INTO append_key
     SELECT :namespace, :session, :key, :branch, :first, :last FROM changed)"""
 _DONE = " SELECT done FROM changed"
-_SESSIONS_KNOWN = 1000
 _LOOKS = 16
 """How often a session is looked at anew after somebody else was found to write there, too."""
 
@@ -245,8 +242,6 @@ class PostgresStepStore(PostgresAdmin, FollowedTables, CopyTables, SearchTables)
             timeout_seconds: How long a call waits for other writers, or for a free connection.
         """
         database = PostgresDatabase(address, durability, timeout_seconds)
-        self._known: dict[str, tuple[SessionRow, int]] = {}
-        """Sessions as they were seen last, each with where it ends."""
         self._shared: dict[str, int] = {}
         """Sessions that others write, too, each with how many more looks at it are not kept."""
         try:
@@ -256,7 +251,7 @@ class PostgresStepStore(PostgresAdmin, FollowedTables, CopyTables, SearchTables)
             raise
 
     def _know(self, session_id: str, session: SessionRow, last: int) -> None:
-        if len(self._known) + len(self._shared) >= _SESSIONS_KNOWN:
+        if len(self._known) + len(self._shared) >= SESSIONS_KNOWN:
             self._known.clear()
             self._shared.clear()
         if (looks := self._shared.pop(session_id, 0)) > 1:
@@ -271,18 +266,10 @@ class PostgresStepStore(PostgresAdmin, FollowedTables, CopyTables, SearchTables)
         stand at one place. A statement sees the row as it is when its locks are taken, all else as
         it was when it began; so it asks for nothing else, and what is not as expected is read anew.
         """
-        found = self._known.get(new.session_id)
+        found = self._expected(new)
         if found is None or any(step.vector is not None for step in new.steps):
             return None
-        (seen, last), end = found, BranchPosition(found[0].branch_id, found[1])
-        owner = new.owner if seen.user_id is None else seen.user_id
-        now = seen._replace(user_id=owner, updated_at=utc_now().isoformat())
-        if (
-            new.branch_id not in (None, end.branch_id)
-            or new.expect_last not in (None, end, last)
-            or new.user_id not in (None, owner)
-        ):
-            return None
+        (seen, now, end), last = found, found.end.sequence
         place = (self._namespace, end.branch_id)
         messages = [(*place, *row, *row_checksums(end.branch_id, row)) for row in new.rows(last)]
         steps = [
@@ -295,7 +282,7 @@ class PostgresStepStore(PostgresAdmin, FollowedTables, CopyTables, SearchTables)
             "session": new.session_id,
             "branch": end.branch_id,
             "now": now.updated_at,
-            "owner": owner,
+            "owner": now.user_id,
             "checksum": Int8(session_checksum(*key, *now)),  # one type: one prepared statement
             "seen_at": seen.updated_at,
             "seen": Int8(session_checksum(*key, *seen)),

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import NotAllowedError, StepsError, UnknownSessionError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.message import Step, utc_now
@@ -73,6 +74,20 @@ def session_state_query(user: str) -> str:
     FROM state LEFT JOIN message m
         ON m.branch_id = state.branch AND m.sequence > :after AND state.fork <= :after
     ORDER BY m.sequence"""  # noqa: S608 - columns are ours
+
+
+SESSIONS_KNOWN = 1_000
+"""Sessions of which a store remembers where they stand."""
+
+
+class Expected(NamedTuple):
+    """What a commit finds, if nobody else has written to its session since it was seen."""
+
+    seen: SessionRow
+    """The session as it was seen last."""
+    changed: SessionRow
+    """The same after the commit."""
+    end: BranchPosition
 
 
 class Commit(NamedTuple):
@@ -153,39 +168,73 @@ class SessionCommits(StepWriting):
         """Commit to a session whose end is known, and return that; None where it is not."""
         return None
 
+    @cached_property
+    def _known(self) -> dict[str, tuple[SessionRow, int]]:
+        """Sessions as they were seen last, each with where it ends."""
+        return {}
+
     def _know(self, session_id: str, session: SessionRow, last: int) -> None:
         """Hear where a session stands, and where it ends."""
+        if len(self._known) >= SESSIONS_KNOWN:
+            self._known.clear()
+        self._known[session_id] = session, last
+
+    def _expected(self, new: Commit) -> Expected | None:
+        """Return what a commit is to find, None where that is not known or not what it wants."""
+        if (found := self._known.get(new.session_id)) is None:
+            return None
+        (seen, last), end = found, BranchPosition(found[0].branch_id, found[1])
+        owner = new.owner if seen.user_id is None else seen.user_id
+        if (
+            new.branch_id not in (None, end.branch_id)
+            or new.expect_last not in (None, end, last)
+            or new.user_id not in (None, owner)
+        ):
+            return None
+        changed = seen._replace(user_id=owner, updated_at=utc_now().isoformat())
+        return Expected(seen, changed, end)
+
+    def _claimed(self, connection: Connection, new: Commit) -> Expected | None:  # noqa: ARG002 - a hook
+        """Change a session's row if it is as expected; None where that has to be read."""
+        return None
 
     def _commit_read(self, new: Commit) -> int | list[Step]:
-        """Read where a session ends and commit there; return that, or what the key stored."""
+        """Commit where a session ends; return that, or what the key stored."""
         session_id, key = new.session_id, new.idempotency_key
         alone = any(step.vector is not None for step in new.steps)  # as `append` does
         with self._db.writing(beside=None if alone else session_id) as connection:
-            session, end = self._session_to_write(connection, new)
-            if session.user_id is None:
-                session = session._replace(user_id=new.owner)
-            if new.user_id is not None and session.user_id != new.user_id:
-                raise NotAllowedError.of_session(session_id)
-            if key is not None:
-                used = self._used(connection, session_id, key, [one for _, one in new.written])
-                if used is not None:
-                    return used
-            check_end(session_id, end, new.expect_last)
-            for row in new.rows(end.sequence):
-                self._insert_message(connection, end.branch_id, row)
-            if new.steps:
-                pins = dict(zip(new.step_ids, new.pins(end), strict=True))
-                self._insert_all(connection, new.step_ids, new.steps, pins)
-            last = end.sequence + len(new.written)
-            if key is not None:
-                used = (self._namespace, session_id, key, end.branch_id, end.sequence + 1, last)
-                connection.execute(_USE, used)
-            if not new.written:
-                take_number(connection)
-            session = change_session(connection, self._namespace, session_id, session)
+            if (claimed := self._claimed(connection, new)) is not None:
+                session, end = claimed.changed, claimed.end
+                self._insert(connection, new, end)
+            else:
+                session, end = self._session_to_write(connection, new)
+                if session.user_id is None:
+                    session = session._replace(user_id=new.owner)
+                if new.user_id is not None and session.user_id != new.user_id:
+                    raise NotAllowedError.of_session(session_id)
+                if key is not None:
+                    used = self._used(connection, session_id, key, [one for _, one in new.written])
+                    if used is not None:
+                        return used
+                check_end(session_id, end, new.expect_last)
+                self._insert(connection, new, end)
+                if not new.written:
+                    take_number(connection)
+                session = change_session(connection, self._namespace, session_id, session)
         if end.branch_id == session.branch_id:
-            self._know(session_id, session, last)
+            self._know(session_id, session, end.sequence + len(new.written))
         return end.sequence
+
+    def _insert(self, connection: Connection, new: Commit, end: BranchPosition) -> None:
+        """Insert the messages and steps of a commit behind an end, and its key."""
+        for row in new.rows(end.sequence):
+            self._insert_message(connection, end.branch_id, row)
+        if new.steps:
+            pins = dict(zip(new.step_ids, new.pins(end), strict=True))
+            self._insert_all(connection, new.step_ids, new.steps, pins)
+        if (key := new.idempotency_key) is not None:
+            place = (end.branch_id, end.sequence + 1, end.sequence + len(new.written))
+            connection.execute(_USE, (self._namespace, new.session_id, key, *place))
 
     @contextmanager
     def _readable(self, session_id: str) -> Generator[None]:

@@ -19,12 +19,14 @@ from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.address import IN_MEMORY
 from hybridagi_steps.stores.checked_tables import add_checksums
+from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import StepLink
 from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.salvage import Damaged, Salvaged
+from hybridagi_steps.stores.sql.session_commits import Commit, Expected
 from hybridagi_steps.stores.sql.tables import Connection
 from hybridagi_steps.stores.sql.tables import Database as AnyDatabase
 from hybridagi_steps.stores.sqlite.database import Database
@@ -138,6 +140,10 @@ _IN_RUN = """SELECT hop, row FROM step_key
     ORDER BY hop {order}, row {order} LIMIT 1"""
 _BEFORE_IN_RUN = _IN_RUN.format(than="<", order="DESC")
 _AFTER_IN_RUN = _IN_RUN.format(than=">", order="ASC")
+_CLAIM = """UPDATE session SET updated_at = ?, user_id = ?, checksum = ?,
+        written = (SELECT number FROM next_write) + ?
+    WHERE namespace = ? AND id = ? AND branch_id = ? AND updated_at = ? AND checksum = ?
+        AND NOT EXISTS (SELECT 1 FROM message WHERE branch_id = ? AND sequence > ?)"""
 _TAIL_LINKS = """SELECT row, parent_id, run_id, hop, user_id, scope FROM step_tail
     WHERE namespace = ? AND run_id IS NOT NULL"""
 
@@ -168,6 +174,20 @@ class SqliteStepStore(SqliteAdmin, CopyTables):
             else Database(Path(path), durability, timeout_seconds)
         )
         super().__init__(database, namespace)
+
+    def _claimed(self, connection: Connection, new: Commit) -> Expected | None:
+        """Change a session's row if it is as expected; None where that has to be read.
+
+        Whoever moves the end of a session writes a new time into its row.
+        """
+        if new.idempotency_key is not None or not new.written:
+            return None
+        if (found := self._expected(new)) is None:
+            return None
+        (seen, now, end), key = found, (self._namespace, new.session_id)
+        values = (now.updated_at, now.user_id, session_checksum(*key, *now), len(new.written))
+        as_seen = (*key, end.branch_id, seen.updated_at, session_checksum(*key, *seen))
+        return found if connection.execute(_CLAIM, (*values, *as_seen, *end)).rowcount else None
 
     def _refusing(self, place: str | None) -> Iterator[str]:
         for table in RECORDED:
