@@ -56,6 +56,7 @@ _ROOM = 2
 """A paged array can grow by one in so many rows before it has to move."""
 _DAMAGED_PAGE = "the checksum of a page does not fit: it is damaged"
 _log = logging.getLogger("hybridagi_steps")
+_NOT_WRITTEN = "the cache %s was not written: %s"
 
 
 class DamagedCacheError(Exception):
@@ -95,8 +96,12 @@ def save_cache(
                 with suppress(OSError):  # the first error is the one to tell
                     temporary.unlink()
                 raise
+    except FileNotFoundError as error:  # a purge erases what others have not finished
+        erased = target.parent.exists()
+        _log.log(logging.DEBUG if erased else logging.WARNING, _NOT_WRITTEN, target, error)
+        return False
     except OSError as error:
-        _log.warning("the cache %s was not written: %s", target, error)
+        _log.warning(_NOT_WRITTEN, target, error)
         return False
     return True
 

@@ -16,6 +16,7 @@ from store_files import made_old
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.erasure import erase as erase_rows
+from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.testing.conformance.samples import message as sample_message
@@ -88,6 +89,20 @@ def test_a_purge_of_nothing_rewrites_neither_file_nor_index(
         assert rewritten == ["s.db"]
         memory.delete("later")
     assert not cache.exists() or (cache.stat().st_ino, cache.stat().st_mtime_ns) != before
+
+
+def test_a_purge_of_nothing_erases_what_was_rolled_back(path: Path, rewritten: list[str]) -> None:
+    """Of a batch that was refused as a whole pages may stand in the log, longer than its cache."""
+    refused = [said(id=f"x{n}", metadata={"note": "n" * 3_000}) for n in range(2_000)]
+    with StepMemory(path) as memory:
+        memory.purge({"run_id": "r"})
+        memory.add(AgentStep(id="kept", step_type=AgentStepType.Action))
+        with pytest.raises(DuplicateStepError):
+            memory.add([*refused, said(id="kept")])
+        assert told(path.parent) == ["s.db-wal"]
+        memory.purge(NOTHING)
+        assert told(path.parent) == []
+        assert rewritten == ["s.db"]
 
 
 def feedback(memory: StepMemory) -> None:

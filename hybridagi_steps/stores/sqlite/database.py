@@ -214,6 +214,11 @@ class Database:
                 )
             connection.execute(afterwards)
 
+    def empty_log(self) -> None:
+        """Empty the WAL, if nobody reads or writes: what was rolled back may stand in it."""
+        with suppress(StorageBusyError), self.patience.at_most(0), self.exclusive() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
     @property
     def other_names(self) -> tuple[str, ...]:
         """A line about files beside other names, if the file has some: none can be told."""

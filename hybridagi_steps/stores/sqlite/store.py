@@ -80,6 +80,7 @@ class SqliteAdmin(SqliteSteps, AdminTables):
         """Return whether something that was deleted may be in the file, or beside another name."""
         with self._db.asking() as connection:
             found = self._column(connection, _OWED)
+        self._db.empty_log()
         return found != [0] or bool(self._db.other_names)
 
     def write_into(self, path: Path) -> None:
