@@ -151,7 +151,7 @@ def nap(seconds: float) -> Coroutine[Any, Any, None]:
 # What uvicorn waits out, a tenth of a second at each look and at its end, proves nothing of ours;
 # a server that is a process of its own has uvicorn as it is.
 _ASYNCIO: Any = types.SimpleNamespace(**{**vars(asyncio), "sleep": nap})
-vars(uvicorn.server)["asyncio"] = _ASYNCIO
+setattr(uvicorn.server, "asyncio", _ASYNCIO)  # noqa: B010 - the name is not a public one
 
 
 @cache

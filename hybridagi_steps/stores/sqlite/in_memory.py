@@ -108,6 +108,9 @@ class InMemoryDatabase:
             self._connection.execute("VACUUM")
             self._connection.execute(afterwards)
 
+    def empty_log(self) -> None:
+        """Do nothing: there is no log."""
+
     def damage_of_log(self) -> str:
         """Return nothing: there is no log."""
         return ""
