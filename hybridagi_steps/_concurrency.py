@@ -151,7 +151,13 @@ async def in_program_thread(call: Callable[[], T]) -> T:
     """
     import asyncio
 
-    work, outcome = _begun(_program_pools, PROGRAMS, call)
+    def called() -> T:
+        try:
+            return call()
+        except StopIteration as error:  # no future can hold it: its caller would wait for ever
+            raise RuntimeError("the program raised StopIteration") from error
+
+    work, outcome = _begun(_program_pools, PROGRAMS, called)
     try:
         return await outcome
     except asyncio.CancelledError:

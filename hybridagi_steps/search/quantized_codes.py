@@ -147,7 +147,8 @@ class ScanCodes:
             return
         inverted: Any = faiss.downcast_InvertedLists(self._index.invlists)
         for number in range(self.lists):
-            size = int(inverted.list_size(number))
+            if not (size := int(inverted.list_size(number))):
+                continue  # of no ids FAISS makes an array of floats
             held = faiss.rev_swig_ptr(inverted.get_ids(number), size)
             codes = inverted.get_codes(number)
             _overwrite(inverted.packer, codes, size, np.flatnonzero(stale[held]))

@@ -397,3 +397,17 @@ def test_a_wide_filter_is_settled_by_one_scan_of_codes_and_not_by_all_vectors(
         assert np.mean(hits) >= least
     assert len(scans) <= 1.2 * 2 * len(queries)
     assert max(looked_at) < len(chosen) // 2
+
+
+def test_codes_with_an_empty_list_forget_what_is_gone() -> None:
+    """Where many vectors are alike some lists have none."""
+    few = np.repeat(clustered(12), 300, axis=0)
+    index = FaissIndex(D)
+    index.add(np.arange(len(few)), few)
+    index.finish_build()
+    codes = index._codes  # pyright: ignore[reportPrivateUsage]
+    assert codes is not None
+    assert codes.lists
+    index.remove(np.arange(50))
+    arrays = index.to_arrays()
+    assert np.count_nonzero(arrays["alive"]) == len(few) - 50

@@ -358,6 +358,7 @@ def test_a_purge_reaches_runs_of_other_servers_and_what_is_known_of_them(
     assert reader.events[-1].kind == "run_cancelled", reader.events[-1]
     assert known() == set()
     problem(second.client.get("/sessions/seven/steps"), 404)
+    letting_go.join()
 
 
 def test_a_server_that_drains_or_has_lost_its_database_is_not_ready(
