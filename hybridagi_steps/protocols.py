@@ -221,8 +221,8 @@ class MessageIndex(Protocol):
     """What a store has besides that indexes messages of sessions; without it a search finds none.
 
     What a message tells holds words of its owner alone, in its window, too; of an excluded user are
-    also those that any of several may have said. Its row is its own plus `MESSAGE_ROWS`; what is
-    pending, `changes` and `read` speak of both kinds, `frontier` of the newest of each.
+    also those that any of several may have said. Its row is its own plus `MESSAGE_ROWS`; `changes`,
+    `read` and what is pending are of both kinds, `frontier` is of the newest of each.
     """
 
     def hidden_messages(self) -> Hidden:
@@ -240,8 +240,8 @@ class MessageIndex(Protocol):
         """
         ...
 
-    def message_metadata(self, *, after: int, through: int) -> Metadata:
-        """Return the messages within bounds with their metadata, as `metadata_values` does."""
+    def message_metadata(self, *, after: int, through: int) -> list[tuple[int, Mapping[str, Any]]]:
+        """Return the messages within bounds as above that have metadata, each with it."""
         ...
 
     def message_rows(self, where: StepFilter) -> Rows:
