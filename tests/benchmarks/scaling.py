@@ -184,11 +184,11 @@ def _measured(made: Path, rounds: int, starts: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with _copied(made) as path:  # a filter that was asked for at all changes nothing any more
         for what in map(FIRST_BY.format, FILTERS):
-            found[what] = middle([in_a_process(path, what, 1) for _ in range(starts)])
+            found[what] = middle([in_a_process(path, what, 1 + n) for n in range(starts)])
         for what in map(ANOTHER.format, FILTERS):
             found[what] = in_a_process(path, what, rounds)
     for what in [what for what in ONCE if what not in found]:
-        found[what] = middle([_once(made, what) for _ in range(starts)])
+        found[what] = middle([_once(made, what, 1 + n) for n in range(starts)])
     for what, row in ((SEARCH, NO_CACHE), (CLOSE, CLOSE_NO_CACHE)):
         with _copied(made, cache=False) as path:
             found[row] = in_a_process(path, what, 1)
@@ -240,10 +240,10 @@ def imported_bytes(messages: int, embedder: str) -> dict[str, Any]:
     return {"nothing": nothing, "times": held / payload, "times_beside": beside, "parts": parts}
 
 
-def _once(made: Path, what: str) -> dict[str, Any]:
-    """Let a fresh process do one thing with a copy of its own."""
+def _once(made: Path, what: str, number: int) -> dict[str, Any]:
+    """Let a fresh process, one of several, do one thing with a copy of its own."""
     with _copied(made) as path:
-        return in_a_process(path, what, 1)
+        return in_a_process(path, what, number)
 
 
 def _contexts(size: int, rounds: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _search(memory: StepMemory, **options: Any) -> Iterator[Work]:
 
 def _filtered(memory: StepMemory, kind: str) -> Iterator[Work]:
     """Yield searches that each want steps like another step of the memory."""
-    chance, held = random.Random(kind), max(memory.stats()["steps"], LEAST)
+    chance, held = random.Random(kind + next(_QUERIES)), max(memory.stats()["steps"], LEAST)
     for query in _QUERIES:
         where: dict[str, Any] = {"": None}
         while None in where.values():  # that step has no tool, say
@@ -149,9 +149,15 @@ ON_A_SERVER = {ADD_AND_SEARCH: _add_and_search}
 
 
 def measured(address: str, what: str, rounds: int) -> dict[str, Any]:
-    """Do one thing so many times; return what it took, by name where there are several."""
+    """Do one thing so many times; return what it took, by name where there are several.
+
+    What a process does once is done once: the n-th of `rounds` processes asks other queries than
+    those before, since one query may take twice what another does.
+    """
     if what.startswith("session of "):
         return dict(_in_a_session(Path(address), int(what.split()[-1]), rounds))
+    for _ in range(2 * (1 + _LATER) * (rounds - 1) if what in ONCE else 0):
+        next(_QUERIES)
     if what in {SEARCH, CLOSE}:
         query, memories = next(_QUERIES), list[StepMemory]()  # it reads the texts it is made of
         opened = _shown([timed(lambda: memories.append(_opened(address, query)))])
