@@ -58,3 +58,21 @@ def operation_of(chance: random.Random, name: str) -> Operation:
         (one.id, one.sequence)
         for one in store.commit(session, [message(each, id=each) for each in ids], steps, **asked)
     ]
+
+
+def check_two_writers(one: Any, two: Any, oracle: Any, seed: int, operations: int) -> None:
+    """Let two stores of one database take turns: what is told and left is as of an oracle alone.
+
+    Both count, in `at_once`, commits where they knew an end: those that were refused, and all.
+    """
+    chance, writer = random.Random(seed), one
+    for n in range(operations):
+        operation = operation_of(chance, f"m{n}")
+        writer = chance.choice((writer, writer, writer, one, two))
+        told = [outcome(store, operation) for store in (writer, oracle)]
+        assert told[0] == told[1], (n, operation)
+    for name in SESSIONS:
+        seen = [outcome(store, seen_in(name)) for store in (one, two, oracle)]
+        assert seen[0] == seen[1] == seen[2]
+    assert all(min(store.at_once) > 3 for store in (one, two))
+    assert one.verify() == []

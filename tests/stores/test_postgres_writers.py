@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from faults.clock_jumps import jump
 from faults.processes import piped
-from session_operations import SESSIONS, operation_of, outcome, seen_in
+from session_operations import check_two_writers
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.errors import (
@@ -304,24 +304,13 @@ class TestKnownSessions:
         self, postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
     ) -> None:
         """Whatever the other has done to a session in between: the same messages, and errors."""
-        chance = random.Random(seed)
         monkeypatch.setattr("hybridagi_steps.stores.postgres.store._LOOKS", 1)
         with (
             closing(CountingStore(postgres_address)) as one,
             closing(CountingStore(postgres_address)) as two,
             closing(SqliteStepStore(tmp_path / "oracle.db")) as oracle,
         ):
-            writer = one
-            for n in range(250):
-                operation = operation_of(chance, f"m{n}")
-                writer = chance.choice((writer, writer, writer, one, two))
-                told = [outcome(store, operation) for store in (writer, oracle)]
-                assert told[0] == told[1], (n, operation)
-            for name in SESSIONS:
-                seen = [outcome(store, seen_in(name)) for store in (one, two, oracle)]
-                assert seen[0] == seen[1] == seen[2]
-            assert all(min(store.at_once) > 3 for store in (one, two))
-            assert one.verify() == []
+            check_two_writers(one, two, oracle, seed, 250)
 
     def test_steps_and_any_text_stand_where_they_were_said(self, store: PostgresStepStore) -> None:
         odd, key = "a\x00b\x1a1 \\u0000 ключ 🙂", "b\x1a1 \\u0000 ключ 🙂"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import sqlite3
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_operations import SESSIONS, operation_of, outcome, seen_in
+from session_operations import check_two_writers
 from store_files import filled, made_old
 
 from hybridagi_steps import StepMemory
@@ -534,22 +533,12 @@ def test_who_knows_where_a_session_ended_leaves_what_one_leaves_that_looks(
     tmp_path: Path, seed: int
 ) -> None:
     """Whatever the other has done to a session in between: the same messages, and errors."""
-    chance, path = random.Random(seed), tmp_path / "steps.db"
+    path = tmp_path / "steps.db"
     with (
         closing(ClaimingStore(path)) as one,
         closing(ClaimingStore(path)) as two,
         closing(ReadingStore(tmp_path / "oracle.db", durability="normal")) as oracle,
     ):
-        writer = one
-        for n in range(400):
-            operation = operation_of(chance, f"m{n}")
-            writer = chance.choice((writer, writer, writer, one, two))
-            told = [outcome(store, operation) for store in (writer, oracle)]
-            assert told[0] == told[1], (n, operation)
-        for name in SESSIONS:
-            seen = [outcome(store, seen_in(name)) for store in (one, two, oracle)]
-            assert seen[0] == seen[1] == seen[2]
+        check_two_writers(one, two, oracle, seed, 400)
         listed = [[each.session_id for each in s.sessions(limit=9)] for s in (one, oracle)]
         assert listed[0] == listed[1]
-        assert all(min(store.at_once) > 3 for store in (one, two))
-        assert one.verify() == []
