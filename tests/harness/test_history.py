@@ -56,7 +56,11 @@ def split_commits() -> None:
 
 def ignored_removals() -> None:
     """Break a memory: `delete` says that it deleted, and does not."""
-    setattr(StepMemory, "delete", lambda _, ids: len(ids))  # noqa: B010
+
+    def delete(_: StepMemory, ids: list[str]) -> int:
+        return len(ids)
+
+    setattr(StepMemory, "delete", delete)  # noqa: B010
 
 
 def test_a_memory_gives_only_answers_that_are_right(tmp_path: Path) -> None:
