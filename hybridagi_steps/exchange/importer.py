@@ -35,6 +35,7 @@ from hybridagi_steps.exchange.records import (
     RunScores,
     Said,
     Skipped,
+    UnreadCounts,
     VectorOrigins,
 )
 from hybridagi_steps.exchange.session_import import SessionImport, TraceImport, Unit
@@ -184,7 +185,7 @@ class _Importer:
         self._sessions = SessionImport(memory.repository())
         self._vectors, self._scores = VectorOrigins(memory), RunScores(memory)
         self._traces = TraceImport(memory, self._scores)
-        self._links = ParentLinks(memory.get_steps)
+        self._links, self._unread = ParentLinks(memory.get_steps), UnreadCounts()
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
@@ -212,6 +213,7 @@ class _Importer:
             step_id = str(record.step.id)
             if fresh := step_id not in stored:
                 stored.add(step_id)
+                self._unread.see(record.step)
                 if record.embedder is not None:
                     fitting = self._vectors.fitting(record.step, record.embedder)
                     record = record._replace(step=fitting)
@@ -298,7 +300,7 @@ class _Importer:
         read = self._added + self._already_there + self._skipped_count
         counts = (read, self._added, self._already_there)
         notes = (*self._vectors.notes(), *self._links.notes(), *self._traces.notes())
-        notes += tuple(self._sessions.notes())
+        notes += (*self._sessions.notes(), *self._unread.notes())
         return ImportReport(*counts, self._skipped, self._skipped_count, notes)
 
     def _store(self, records: list[Parsed]) -> None:

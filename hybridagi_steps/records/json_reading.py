@@ -22,6 +22,8 @@ JsonObject = dict[str, Any]
 
 _NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
 _TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
+_TOOL_RESULTS = {"tool_call_response", "tool_result", "function_call_output"}
+_TOOL_RESULT_KEYS = {"function_response", "functionResponse", "toolResult"}
 _MILLISECONDS_FROM = 1e11
 """Epoch numbers above this are milliseconds: as seconds they would lie after the year 5100."""
 _SECONDS_FROM = 315_532_800
@@ -116,12 +118,25 @@ def text_of(content: Any) -> str:
 
 
 def last_user_text(messages: object) -> str:
-    """Return what a user said last in a list of messages of any form; "" when nobody did."""
+    """Return what a user said last in a list of messages of any form; "" when nobody did.
+
+    What a tool gave back is no user's word, also where it stands in a message of the user's.
+    """
     for message in reversed(as_list(messages)):
         fields = as_object(message)
-        if (fields.get("role") or fields.get("type")) in ("user", "human"):
-            return text_of(fields.get("content") or fields.get("parts"))
+        if (fields.get("role") or fields.get("type")) not in ("user", "human"):
+            continue
+        content = fields.get("content") or fields.get("parts")
+        if parts := as_list(content):
+            content = [part for part in parts if not _is_tool_result(part)]
+        if content:
+            return text_of(content)
     return ""
+
+
+def _is_tool_result(part: object) -> bool:
+    fields = as_object(part)
+    return is_one_of(fields.get("type"), _TOOL_RESULTS) or bool(fields.keys() & _TOOL_RESULT_KEYS)
 
 
 def time_of(values: Mapping[str, Any], *keys: str) -> datetime | None:

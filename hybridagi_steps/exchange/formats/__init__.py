@@ -19,6 +19,7 @@ from hybridagi_steps.exchange.formats import (
     dspy,
     jsonl,
     langchain,
+    langfuse,
     langgraph,
     mlflow,
     openai,
@@ -44,6 +45,7 @@ class Format(Protocol):
 
 
 READERS: dict[str, Format] = {
+    "langfuse": langfuse,
     "otlp": otlp,
     "mlflow": mlflow,
     "toolbench": toolbench,
