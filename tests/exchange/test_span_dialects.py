@@ -119,7 +119,7 @@ DIALECTS: dict[str, tuple[Attributes, Attributes, Attributes]] = {
 
 def request(*attributes: Attributes, names: tuple[str, ...] = ("agent", "call", "weather")) -> Any:
     """Return an OTLP request: the first span holds the others."""
-    spans = [
+    spans: list[Any] = [
         {
             "traceId": "0af7651916cd43dd8448eb211c80319c",
             "spanId": f"{number:016x}",
@@ -180,7 +180,7 @@ def test_a_react_run_of_dspy_holds_its_words(memory: hs.StepMemory, tmp_path: Pa
         "LM.__call__": ("LLM", {"messages": json.loads(MESSAGE)}, ["[[ ## next ## ]] look"]),
         "weather.__call__": ("TOOL", {"kwargs": {"city": "Oslo"}}, "sun"),
     }
-    spans = [
+    spans: list[Any] = [
         {
             "openinference.span.kind": kind,
             "input.value": json.dumps(given),
