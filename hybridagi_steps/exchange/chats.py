@@ -83,6 +83,10 @@ def parse_chats(records: Records, format_name: str, read: ChatReader) -> Iterato
             ]
         except (BadRecordError, RecursionError) as error:
             entries = [refused(record, error)]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            # A format that was named, or a damaged record: a member is missing or of another type.
+            reason = f"not in the form of {format_name}: {type(error).__name__} {error}"
+            entries = [Skipped(record.line, f"{record.place}{reason:.200}")]
         yield from entries
 
 

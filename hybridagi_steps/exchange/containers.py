@@ -11,7 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from itertools import chain
@@ -116,7 +116,9 @@ def _recognised(members: Members, path: Path) -> Members:
         passed.append(member)
         if isinstance(member, Member):
             return chain(passed, members)
-    names = ", ".join(member.name for member in passed[:5]) or "no JSON or JSONL file"
+    reasons = (member.reason for member in passed if isinstance(member, PassedOver))
+    names = next(filter(None, reasons), "")
+    names = names or ", ".join(member.name for member in passed[:5]) or "no JSON or JSONL file"
     raise ExchangeError(f"{path} holds nothing that a format recognises: {names}.")
 
 
@@ -160,8 +162,11 @@ def _zipped(path: Path) -> Iterator[_File]:
 @contextmanager
 def _unpacked(path: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> Generator[Source]:
     if info.compress_type == _ZSTANDARD:
-        with suppress(ImportError):
+        try:
             import_module("zipfile_zstd")  # inspect_ai brings it; it teaches `zipfile` to read
+        except ImportError as error:
+            how = "pip install zipfile-zstd"
+            raise ExchangeError(f"{path} is packed with Zstandard; {how} to read it.") from error
     with _unpacking(path), packed.open(info) as file:
         yield Source(cast("BinaryIO", file), info.filename)
 

@@ -1,6 +1,7 @@
 """Results of tau-bench and tau2-bench, in: a session for each simulation.
 
-The reward is the score of the run. What a simulated user does with tools of its own is told as that user's words.
+The reward is the score of the run. What a simulated user does with tools of its own is told as
+that user's words.
 """
 
 from __future__ import annotations
