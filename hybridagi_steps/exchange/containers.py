@@ -119,7 +119,7 @@ def _recognised(members: Members, path: Path) -> Members:
     reasons = (member.reason for member in passed if isinstance(member, PassedOver))
     names = next(filter(None, reasons), "")
     names = names or ", ".join(member.name for member in passed[:5]) or "no JSON or JSONL file"
-    raise ExchangeError(f"{path} holds nothing that a format recognises: {names}.")
+    raise ExchangeError(f"cannot read {path}: nothing in it is of a known format: {names}.")
 
 
 _File = tuple[str, int, AbstractContextManager[Source]]

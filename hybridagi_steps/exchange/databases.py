@@ -5,16 +5,13 @@ what a file names: a checkpoint's msgpack is decoded by the package `msgpack` (e
 and an object in it becomes the fields that it was made from.
 """
 
-# msgpack ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportMissingImports=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +119,7 @@ def _checkpoints(database: sqlite3.Connection, table: str) -> Iterator[Record | 
 def _decoder() -> Any:
     """Return what decodes a checkpoint, given its type and its bytes."""
     try:
-        import msgpack
+        msgpack: Any = import_module("msgpack")  # it ships no types
     except ImportError as error:
         raise MissingExtraError("reading LangGraph's SQLite files", "langgraph") from error
 
