@@ -69,6 +69,8 @@ class Said(NamedTuple):
     """Whether a conversation begins with it."""
     anywhere: bool = False
     """Whether it may begin anywhere in its session."""
+    title: str | None = None
+    """The title of the conversation that begins with it."""
 
 
 class Parsed(NamedTuple):
@@ -176,13 +178,23 @@ def chat_of(
     )
 
 
-def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Skipped]:
-    """Return the steps of a record's conversation."""
+def record_steps(
+    record: Record,
+    conversation: Conversation,
+    *,
+    title: str | None = None,
+    user_id: str | None = None,
+) -> list[Parsed | Skipped]:
+    """Return the steps of a record's conversation, which a user had under a title."""
     line, anywhere = conversation.line, conversation.of_steps
-    return [
-        Parsed(record.line, step, Said(messages, line, place == 0, anywhere))
-        for place, (step, messages) in enumerate(conversation_steps(conversation))
-    ]
+    parsed: list[Parsed | Skipped] = []
+    for place, (step, messages) in enumerate(conversation_steps(conversation)):
+        if user_id is not None:
+            for owned in (step, *messages):
+                owned.user_id = owned.user_id or user_id
+        said = Said(messages, line, place == 0, anywhere, None if place else title)
+        parsed.append(Parsed(record.line, step, said))
+    return parsed
 
 
 def refused(record: Record, error: BadRecordError | RecursionError) -> Skipped:

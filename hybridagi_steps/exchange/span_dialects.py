@@ -30,12 +30,15 @@ Kind = Literal["program", "model", "tool", "other", "unknown"]
 """What a span stands for: `other` is work of neither, `unknown` may be a tool."""
 Messages = list[JsonObject]
 
+OPERATION = "gen_ai.operation.name"
+CHAT, EXECUTE_TOOL, INVOKE_AGENT = "chat", "execute_tool", "invoke_agent"
+"""What the conventions call a call of a model, a tool and an agent."""
 KIND = (
     "openinference.span.kind",
     "traceloop.span.kind",
     "mlflow.spanType",
     "langfuse.observation.type",
-    "gen_ai.operation.name",
+    OPERATION,
     "ai.operationId",
 )
 KINDS: dict[str, Kind] = {

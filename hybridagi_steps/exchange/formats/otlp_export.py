@@ -12,6 +12,7 @@ from hashlib import sha256
 
 from hybridagi_steps.exchange import span_dialects as names
 from hybridagi_steps.exchange.formats import otlp
+from hybridagi_steps.exchange.span_dialects import CHAT, EXECUTE_TOOL, INVOKE_AGENT, OPERATION
 from hybridagi_steps.exchange.spans import nanoseconds
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import (
@@ -23,8 +24,6 @@ from hybridagi_steps.records.json_reading import (
     without,
 )
 
-OPERATION = "gen_ai.operation.name"
-CHAT, EXECUTE_TOOL, INVOKE_AGENT = "chat", "execute_tool", "invoke_agent"
 SPANS_PER_REQUEST = 500
 """Spans in one request, which is one line."""
 SERVICE = "hybridagi-steps"
