@@ -142,6 +142,13 @@ _MOST_HITS = 200
 _LISTED_RUNS = 20
 
 
+def access_line(user_id: str | None) -> str:
+    """Return in a line who may do what over an MCP server."""
+    if user_id is None:
+        return "whoever uses this server finds everybody's steps; new steps are nobody's."
+    return f"whoever uses this server finds the steps of {inert(user_id)} alone, and adds to them."
+
+
 def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServer[Any]:
     """Return an MCP server over a memory; whoever opened the memory closes it.
 
@@ -153,7 +160,7 @@ def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServ
     asked = (calls.search_steps, calls.get_run, calls.get_step, calls.add_step)
     server: MCPServer[Any] = MCPServer(
         "hybridagi-steps",
-        instructions=_INSTRUCTIONS,
+        instructions=f"{_INSTRUCTIONS} Access: {access_line(user_id)}",
         version=__version__,
         log_level="WARNING",
         tools=[*map(_StrictTool.of, asked)],
