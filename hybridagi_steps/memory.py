@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
 from hybridagi_steps.embedders.resolution import AUTO, EmbedderBinding
-from hybridagi_steps.erasure import erase, erase_all
+from hybridagi_steps.erasure import erase, erase_all, purge_filter
 from hybridagi_steps.errors import (
     InvalidFilterError,
     InvalidStepError,
@@ -227,12 +227,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         Raises:
             InvalidFilterError: No condition that picks anything; `clear` deletes everything.
         """
-        store, asked = self._open_store, StepFilter.of(where)
-        if asked.picks_nothing:
-            raise InvalidFilterError(
-                "purge needs a condition that picks something, besides any `exclude`; clear() "
-                "deletes all."
-            )
+        store, asked = self._open_store, purge_filter(where)
         try:
             store.forget_learned()
             erased = erase(store, asked, self.namespace, self.whole_address, by)

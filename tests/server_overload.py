@@ -366,8 +366,8 @@ def _served(path: Path) -> Generator[tuple[subprocess.Popen[str], str]]:
     )
     try:
         assert process.stdout is not None
-        page = [process.stdout.readline() for _ in range(2)][1]
-        yield process, page.removeprefix("page:").strip().partition("/#")[0]
+        page = process.stdout.readline()
+        yield process, page.removeprefix("page:").strip().strip("/")
     finally:
         if process.poll() is None:
             process.kill()

@@ -55,6 +55,7 @@
     ├── SequenceConflictError (ValueError)     the session ends elsewhere than the writer thought
     │   └── UnknownBranchError (KeyError)      the session has no branch with this id
     ├── NotAllowedError (PermissionError)      another user's, or not there: this is not told
+    │   └── OwnershipError                     a step that would join another user's run or step
     ├── PlanError (ValueError)                 a plan that cannot be run
     │   ├── PlanParseError                     its text, with line and field
     │   └── InvalidPlanError                   duplicate ids, unknown dependencies, cycles
@@ -483,6 +484,17 @@ class NotAllowedError(StepsError, PermissionError):
             f"session {session_id!r} is another user's, or is not there; name a session of yours, "
             "or ask whoever may act as any user."
         )
+
+
+class OwnershipError(NotAllowedError):
+    """A new AgentStep names a run, or a step above it, that is another user's."""
+
+    def __init__(self, step_id: str, field: str, value: str) -> None:
+        super().__init__(
+            f"step {step_id}: {field} {value!r} is another user's; leave it out, or name one of "
+            "your own."
+        )
+        self.step_id, self.field, self.value = step_id, field, value
 
 
 class MessageError(StepsError, ValueError):

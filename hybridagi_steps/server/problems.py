@@ -129,6 +129,13 @@ def unknown_parameters(unknown: Iterable[str], known: Iterable[str]) -> RequestV
     return RequestValidationError([{"loc": ("query", name), "msg": hint} for name in unknown])
 
 
+def repeated_parameters(place: str, names: Iterable[str]) -> RequestValidationError:
+    """Return the error about parameters that take one value and came several times."""
+    return RequestValidationError(
+        [{"loc": (place, name), "msg": "takes one value; it was sent twice"} for name in names]
+    )
+
+
 def status_of(error: StepsError) -> int:
     """Return the status of the nearest class in the table."""
     for kind in type(error).__mro__:
