@@ -26,7 +26,7 @@ from hybridagi_steps.outside_files import (
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, rewrite
-from hybridagi_steps.stores.postgres.spelling import teach
+from hybridagi_steps.stores.postgres.spelling import READING, teach
 
 Raw = psycopg.Connection[Any]
 
@@ -169,7 +169,7 @@ def connected(conninfo: str) -> Raw:
 
 def _limits(raw: Raw) -> str:
     """Return the query that sets limits for a session, unless a pooler lends the connection."""
-    return f"""SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', lent),
+    return f"""SELECT {READING}, set_config('lock_timeout', '{_BUSY_SECONDS}s', lent),
         set_config('statement_timeout', CASE current_setting('statement_timeout')
             WHEN '0' THEN '{LONGEST_STATEMENT}' ELSE current_setting('statement_timeout') END, lent)
         FROM (SELECT pg_backend_pid() <> {raw.info.backend_pid} AS lent) pooler"""  # noqa: S608 - no text in it
