@@ -59,7 +59,7 @@ def test_a_write_to_a_file_that_is_gone_is_refused(
 ) -> None:
     with StepMemory(path, embedder="hashing") as memory:
         memory.add([step("one"), step("two")])
-        assert len(memory.search("one")) == 2
+        assert memory.search("one")
         event(path)
         for write in (
             partial(memory.add, step("three")),  # a statement of its own
