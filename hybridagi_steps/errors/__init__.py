@@ -26,6 +26,7 @@
     │   ├── ReadOnlyStorageError               cannot be written
     │   │   ├── MissingGrantError              a database's role lacks a grant for it
     │   │   └── MovedNamespaceError            the namespace is at another address by now
+    │   ├── FileGoneError                      removed or replaced under an open memory
     │   ├── DiskFullError                      no space left
     │   ├── ConnectionLostError                a server's answer was lost: stored or not
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
@@ -258,6 +259,22 @@ class MissingGrantError(ReadOnlyStorageError):
 
 class MovedNamespaceError(ReadOnlyStorageError):
     """The namespace has moved: nothing is written here any more; a memory opened anew finds it."""
+
+
+class FileGoneError(StorageError):
+    """The file of an open memory was removed, renamed or replaced; nothing was written.
+
+    Until it is closed the memory can still read what was in the file, and write it elsewhere.
+    """
+
+    def __init__(self, path: str, event: str) -> None:
+        super().__init__(
+            f"{path} {event}, since this memory opened it: it was removed, renamed or replaced, "
+            "or its disk is gone. Nothing was written now. What was stored before is still held "
+            "open by this process alone: memory.backup(PATH) writes it into another file. Then "
+            "open the memory anew."
+        )
+        self.path = path
 
 
 class DiskFullError(StorageError):

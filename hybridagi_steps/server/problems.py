@@ -46,6 +46,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.RerankerError: 502,
     errors.LabelError: 422,
     errors.NotLearnedError: 404,
+    errors.FileGoneError: 500,
     errors.DiskFullError: 507,
     errors.DamagedFileError: 500,
     errors.ForeignFileError: 500,
