@@ -31,14 +31,15 @@ from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
 from hybridagi_steps.stores.listing import OnStore
 from hybridagi_steps.validation import (
     StepId,
+    StepIds,
     Steps,
     Where,
     check_score,
     for_recall,
-    id_texts,
     in_every_scope,
     of_steps,
     one_id,
+    step_id_texts,
     whole_number,
 )
 
@@ -164,10 +165,10 @@ class Hygiene(Scoring):
         """Store steps, replacing those whose id is stored already; all or nothing."""
 
     @abstractmethod
-    def delete(self, ids: StepId | Iterable[StepId]) -> int:
+    def delete(self, ids: StepIds) -> int:
         """Delete steps with their text and embedding; return how many there were."""
 
-    def pin(self, ids: StepId | Iterable[StepId], *, pinned: bool = True) -> None:
+    def pin(self, ids: StepIds, *, pinned: bool = True) -> None:
         """Keep steps whatever `forget` matches; `where={"metadata": {"pinned": True}}` finds them.
 
         `purge`, `delete` and `clear`, which erase by name, take pinned steps, too.
@@ -179,7 +180,7 @@ class Hygiene(Scoring):
         Raises:
             UnknownStepError: No step has one of these ids; none was pinned.
         """
-        wanted = list(dict.fromkeys(id_texts(ids)))
+        wanted = list(dict.fromkeys(step_id_texts(ids)))
         steps = self._open_store.get(wanted, vectors=True)
         if missing := set(wanted) - {id_text(step.id) for step in steps}:
             raise UnknownStepError(min(missing))
