@@ -122,6 +122,8 @@ class Listing(OnStore):
 
     def __str__(self) -> str:
         """What the memory holds, and its newest runs as a table."""
+        from hybridagi_steps.display.terminal import printable
+
         try:
             stats, runs = self.stats(), self.runs(limit=_NEWEST)
         except MemoryClosedError:
@@ -129,7 +131,7 @@ class Listing(OnStore):
         held = " · ".join(
             f"{stats[name]:,} {name}" for name in ("steps", "runs", "sessions", "messages")
         )
-        return "\n".join([f"{self!r}  {held}", *([str(runs)] if runs else [])])
+        return printable("\n".join([f"{self!r}  {held}", *([str(runs)] if runs else [])]))
 
     def _repr_html_(self) -> str:
         """Show in a notebook what the memory holds, and its newest runs."""
