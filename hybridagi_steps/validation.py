@@ -417,7 +417,7 @@ def step_id_texts(steps: StepIds) -> list[str]:
     """
     holder: Any = getattr(steps, "steps", steps)
     if isinstance(holder, str | UUID | Mapping | BaseModel) or not isinstance(holder, Iterable):
-        return id_texts(_id_of(holder))
+        return id_texts(_id_of(cast("object", holder)))
     return id_texts(map(_id_of, cast("Iterable[object]", holder)))
 
 

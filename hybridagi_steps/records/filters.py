@@ -61,9 +61,9 @@ def _no_boolean(value: object) -> Any:
     return value
 
 
-def _top_level_keys(value: object) -> Any:
+def _top_level_keys(value: Any) -> Any:
     """Refuse a key that names a path: it would match nothing, and say nothing."""
-    keys: Mapping[Any, Any] = value if isinstance(value, Mapping) else {}
+    keys: list[Any] = list(value) if isinstance(value, Mapping) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if path := next((key for key in keys if isinstance(key, str) and _PATH.fullmatch(key)), None):
         raise PydanticCustomError(
             "path",

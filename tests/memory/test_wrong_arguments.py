@@ -17,7 +17,7 @@ def memory() -> hs.StepMemory:
     opened.add(
         [
             hs.AgentStep(
-                step_type="Action",
+                step_type=hs.AgentStepType.Action,
                 inputs={"purpose": f"thing of {user}"},
                 user_id=user,
                 metadata={"topic": "refunds"},
@@ -63,18 +63,17 @@ def test_a_filter_is_not_taken_for_an_id(memory: hs.StepMemory, method: str, whe
         TAKES_ONE[method](memory, where)
 
 
-@pytest.mark.parametrize(
-    "select",
-    [
-        lambda memory: memory.find({"user_id": "bob"}),
-        lambda memory: memory.find({"user_id": "bob"}).steps,
-        lambda memory: memory.find({"user_id": "bob"}).steps[0],
-        lambda memory: memory.search("bob", where={"user_id": "bob"}),
-        lambda memory: memory.search("bob", where={"user_id": "bob"})[0],
-        lambda memory: iter(memory.find({"user_id": "bob"}).steps),
-    ],
-    ids=["found", "list", "step", "hits", "hit", "iterator"],
-)
+SELECTIONS: dict[str, Callable[[hs.StepMemory], Any]] = {
+    "found": lambda memory: memory.find({"user_id": "bob"}),
+    "list": lambda memory: memory.find({"user_id": "bob"}).steps,
+    "step": lambda memory: memory.find({"user_id": "bob"}).steps[0],
+    "hits": lambda memory: memory.search("bob", where={"user_id": "bob"}),
+    "hit": lambda memory: memory.search("bob", where={"user_id": "bob"})[0],
+    "iterator": lambda memory: iter(memory.find({"user_id": "bob"}).steps),
+}
+
+
+@pytest.mark.parametrize("select", SELECTIONS.values(), ids=SELECTIONS)
 def test_steps_stand_for_their_ids(
     memory: hs.StepMemory, select: Callable[[hs.StepMemory], Any]
 ) -> None:

@@ -139,7 +139,8 @@ def test_a_list_of_steps_reads_as_the_list_of_its_steps() -> None:
 
 
 def test_a_list_of_steps_speaks_of_fields_as_a_prediction() -> None:
-    made = AgentStepList(steps=[step(1)], note="kept")
+    made = AgentStepList(steps=[step(1)])
+    made["note"] = "kept"
     assert made.keys() == list(dict(made)) == ["steps", "note"]
     assert dict(made.items()) == dict(made) == {"steps": made.steps, "note": "kept"}
     assert made.values() == [made.steps, "kept"]
