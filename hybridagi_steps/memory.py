@@ -50,14 +50,13 @@ from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import IN_MEMORY, cache_path, lasting_address, shown_address
 from hybridagi_steps.stores.copying import Copying, back_up
 from hybridagi_steps.stores.hygiene import Hygiene, TracksDeletions
-from hybridagi_steps.stores.listing import Listing
+from hybridagi_steps.stores.listing import Listing, StepIds, step_id_texts
 from hybridagi_steps.stores.placement import placed
 from hybridagi_steps.stores.prompts import Prompting
 from hybridagi_steps.stores.retention import Retention
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
 from hybridagi_steps.validation import (
     StepId,
-    StepIds,
     Steps,
     Where,
     admitted,
@@ -68,7 +67,6 @@ from hybridagi_steps.validation import (
     in_every_scope,
     of_steps,
     one_id,
-    step_id_texts,
 )
 
 if TYPE_CHECKING:

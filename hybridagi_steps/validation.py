@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast, get_args
 from uuid import UUID
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from hybridagi_steps.errors import (
     DimensionMismatchError,
@@ -30,7 +30,7 @@ from hybridagi_steps.errors import (
     StepTooDeepError,
 )
 from hybridagi_steps.records.agent_step import ID_FIELDS, AgentStep, id_text, repaired
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_values import (
     MAX_DEPTH,
     first_fault,
@@ -305,10 +305,6 @@ Steps: TypeAlias = "AgentStep | Iterable[AgentStep] | StepHolder"
 Choice = TypeVar("Choice")
 StepId = UUID | str
 """A UUID and its text are the same id."""
-StepIds: TypeAlias = (
-    "StepId | AgentStep | StepHit | Iterable[StepId | AgentStep | StepHit] | StepHolder"
-)
-"""The id of a step or the step itself, or several."""
 _MOST = 2**62 - 1  # two of them are a number that databases have
 """The largest number of a database."""
 
@@ -394,34 +390,11 @@ def one_id(step_id: StepId) -> str:
 
 
 def id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
-    """Return one id or several as texts.
-
-    Raises:
-        InvalidQueryError: A filter, or what is no id.
-    """
+    """Return one id or several as texts; a filter is none."""
     if isinstance(ids, Mapping | StepFilter):
         raise InvalidQueryError(
-            f"ids are wanted here, not a filter ({ids!r:.60}): memory.find(where) reads what a "
-            "filter matches, and memory.purge(where) erases it."
+            f"ids are wanted, not a filter ({ids!r:.60}); find and purge of a memory take one."
         )
     if isinstance(ids, str | UUID) or not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         return [one_id(ids)]
     return [one_id(step_id) for step_id in ids]
-
-
-def step_id_texts(steps: StepIds) -> list[str]:
-    """Return the ids of one step or of several as texts; steps and hits stand for their ids.
-
-    Raises:
-        InvalidQueryError: A filter, or what is neither an id nor a step.
-    """
-    holder: Any = getattr(steps, "steps", steps)
-    if isinstance(holder, str | UUID | Mapping | BaseModel) or not isinstance(holder, Iterable):
-        return id_texts(_id_of(cast("object", holder)))
-    return id_texts(map(_id_of, cast("Iterable[object]", holder)))
-
-
-def _id_of(item: object) -> Any:
-    """Return the id of a step or of a hit's step; anything else as it is."""
-    step = item.step if isinstance(item, StepHit) else item
-    return step.id if isinstance(step, AgentStep) else step

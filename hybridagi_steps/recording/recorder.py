@@ -66,7 +66,6 @@ from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.trials import PROGRAM_STATE, TRIAL_END
 
 P = ParamSpec("P")
-
 watch_trials()
 
 

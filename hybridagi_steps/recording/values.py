@@ -34,7 +34,7 @@ from pydantic import BaseModel
 from hybridagi_steps.dspy_types import PastMessages
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.json_values import json_value, transformed
+from hybridagi_steps.records.json_values import json_value, transformed, without_address
 from hybridagi_steps.records.prompts import SETTINGS, LMCall
 from hybridagi_steps.records.redaction import redacted_fields
 
@@ -270,7 +270,9 @@ class _Copy:
             return self._cut(value, f"{type(error).__name__} in str()")
         if len(text) > _LONGEST_DESCRIPTION:
             return self._cut(value, f"{len(text):,} characters")
-        return text
+        return (
+            text if (words := without_address(text)) == text else self._left_out(words.strip("<>"))
+        )
 
 
 def _short_form(value: object) -> Any:

@@ -70,7 +70,7 @@ def _top_level_keys(value: Any) -> Any:
             "{key} is a path, and only top-level keys of metadata are compared",
             {"key": repr(path)},
         )
-    return value
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _id_text(value: object) -> Any:

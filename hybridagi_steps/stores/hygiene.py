@@ -28,10 +28,9 @@ from hybridagi_steps.records.provenance import RECALLED, SOURCE, source_of
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
-from hybridagi_steps.stores.listing import OnStore
+from hybridagi_steps.stores.listing import OnStore, StepIds, step_id_texts
 from hybridagi_steps.validation import (
     StepId,
-    StepIds,
     Steps,
     Where,
     check_score,
@@ -39,7 +38,6 @@ from hybridagi_steps.validation import (
     in_every_scope,
     of_steps,
     one_id,
-    step_id_texts,
     whole_number,
 )
 

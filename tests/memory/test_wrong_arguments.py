@@ -51,7 +51,7 @@ TAKES_ONE: dict[str, Callable[[hs.StepMemory, Any], Any]] = {
 @pytest.mark.parametrize("where", FILTERS, ids=["dict", "empty", "filter"])
 @pytest.mark.parametrize("method", TAKES_IDS)
 def test_a_filter_is_not_taken_for_ids(memory: hs.StepMemory, method: str, where: Any) -> None:
-    with pytest.raises(InvalidQueryError, match="purge"):
+    with pytest.raises(InvalidQueryError, match="find and purge"):
         TAKES_IDS[method](memory, where)
     assert len(memory.find().steps) == 3
 
