@@ -100,4 +100,4 @@ def test_a_step_made_by_hand_has_no_address_either(memory: hs.StepMemory) -> Non
     inputs = {"purpose": "look", "x": picture()}
     memory.add(hs.AgentStep(step_type=hs.AgentStepType.Action, inputs=inputs))
     [step] = memory.find()
-    assert step.inputs["x"] == "<PIL.Image.Image image mode=RGB size=4x4>"
+    assert (step.inputs or {})["x"] == "<PIL.Image.Image image mode=RGB size=4x4>"
