@@ -69,7 +69,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def print_json(value: object) -> None:
     """Print a value as JSON, indented, as it is; what draws tables is not loaded for it."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    whole = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=not whole, default=str)
     sys.stdout.write("\n")
 
 
