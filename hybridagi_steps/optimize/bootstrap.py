@@ -12,7 +12,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -31,7 +31,7 @@ from hybridagi_steps.optimize.demos import (
     steps_of,
     told_hash,
 )
-from hybridagi_steps.optimize.examples import class_of, ended_runs
+from hybridagi_steps.optimize.examples import runs_as_examples
 from hybridagi_steps.optimize.exclusion import (
     Exclusions,
     Fence,
@@ -168,7 +168,8 @@ class BootstrapFromMemory(Teleprompter):
             return {}
         labelled = {example_key(dict(each.inputs())): each for each in trainset}
         judged: dict[str, float | None] = {}
-        for run in islice(self._runs(program), _LOOKED_AT):
+        usable = learnable(self.memory, self.where, self.exclude, None)
+        for run in islice(runs_as_examples(usable, program, None, LeftOut()), _LOOKED_AT):
             asked = labelled.get(example_key(dict(run.inputs())), run.inputs())
             given = dspy.Prediction(**dict(run.labels()))
             try:
@@ -178,16 +179,6 @@ class BootstrapFromMemory(Teleprompter):
                 score = None
             judged.setdefault(str(run[RUN_ID]), score)
         return judged
-
-    def _runs(self, program: dspy.Module) -> Iterator[dspy.Example]:
-        """Return the program's runs; a predictor's own are its steps."""
-        asked = learnable(self.memory, self.where, self.exclude, None)
-        [*predictors] = program.named_predictors()
-        if len(predictors) == 1 and predictor_name(program, predictors[0][0]) == "Predict":
-            predict = predictors[0][1]
-            steps = steps_of(asked, "Predict", predict)
-            return demos_of(steps, predict.signature, self.memory, LeftOut())
-        return ended_runs(asked, class_of(program), None, LeftOut())
 
 
 class _Validation:
