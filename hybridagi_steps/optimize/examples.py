@@ -138,10 +138,15 @@ def to_finetune(
     )
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
     target, count = Path(path), 0
+    agents: list[tuple[str, Any]] = program.named_sub_modules(dspy.ReActV2)
+    tools = {id(agent.react): [*agent.tools.values()] for _, agent in agents}
     with replacing(target) as file:
         for name, predict in program.named_predictors():
             for demo in demos[name]:
-                sides = {"inputs": dict(demo.inputs()), "outputs": dict(demo.labels())}
+                inputs = dict(demo.inputs())
+                if id(predict) in tools:
+                    inputs["tools"] = tools[id(predict)]
+                sides = {"inputs": inputs, "outputs": dict(demo.labels())}
                 told = adapter.format_finetune_data(predict.signature, demos=[], **sides)
                 file.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
                 count += 1

@@ -39,7 +39,7 @@ from hybridagi_steps.recording.step_shapes import (
     purpose_of,
     signature_of,
 )
-from hybridagi_steps.recording.trajectories import NEXT_TOOL
+from hybridagi_steps.recording.trajectories import NEXT_TOOL, TOOL_CALLS, agent_question
 from hybridagi_steps.recording.trials import current_level, example_key
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.recording_hooks import tell, unnoted
@@ -244,7 +244,7 @@ class Experience:
         maker = maker_of(predict, {"kwargs": kwargs})
         signature: Any = signature_of(predict, {"kwargs": kwargs})
         question, scopes = _query(predict, kwargs, maker), _OWN
-        if NEXT_TOOL in signature.output_fields:
+        if signature.output_fields.keys() & {NEXT_TOOL, TOOL_CALLS}:
             before, scopes = _step_before(memory), (None, CLOSING)
             state = [] if before is None else memory.get_steps([before])
             if state:  # a turn's own text does not tell after what it was made
@@ -368,7 +368,10 @@ def _step_before(memory: StepMemory) -> str | None:
 
 def _query(predict: dspy.Predict, kwargs: dict[str, Any], maker: Maker) -> Query:
     """Return what the step would say that this call will leave."""
-    asked = plain(predict_arguments(predict, {"kwargs": kwargs}), [])
+    arguments = predict_arguments(predict, {"kwargs": kwargs})
+    if TOOL_CALLS in signature_of(predict, {"kwargs": kwargs}).output_fields:
+        arguments = agent_question(arguments)
+    asked = plain(arguments, [])
     purpose = "" if asked else purpose_of(predict)  # the same in all of its steps
     inputs = {"purpose": purpose, "arguments": asked}
     kind = AgentStepType.Action

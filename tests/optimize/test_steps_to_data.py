@@ -213,8 +213,13 @@ class TestExamples:
         assert [*newest.labels().keys()] == ["team"]
         none = hs.steps_to_examples(memory, alone, ["colour"])
         assert (none, none.left_out) == ([], {"no colour": 2})
-        with pytest.raises(hs.errors.UnknownProgramError, match="Predict"):
-            hs.steps_to_examples(memory, dspy.Predict(Angry))
+        other = hs.steps_to_examples(memory, dspy.Predict(Angry))
+        assert (other, other.left_out) == ([], {"another signature": 2})
+        with (
+            hs.StepMemory(":memory:", embedder="hashing") as empty,
+            pytest.raises(hs.errors.UnknownProgramError, match="Predict"),
+        ):
+            hs.steps_to_examples(empty, alone)
 
     def test_a_graph_program_is_found_by_its_interpreter(self, memory: hs.StepMemory) -> None:
         main = GraphProgram("main").add(Action("answer", "Speak", "Answer", "Answer {{ query }}"))
