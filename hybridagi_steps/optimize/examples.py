@@ -138,7 +138,7 @@ def to_finetune(
     )
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
     target, count = Path(path), 0
-    agents: list[tuple[str, Any]] = program.named_sub_modules(dspy.ReActV2)
+    agents: list[tuple[str, Any]] = [*program.named_sub_modules(dspy.ReActV2)]
     tools = {id(agent.react): [*agent.tools.values()] for _, agent in agents}
     with replacing(target) as file:
         for name, predict in program.named_predictors():

@@ -135,11 +135,12 @@ def call_turn_fields(step: AgentStep, memory: StepMemory) -> dict[str, Any]:
     asked: dict[str, Any] = inert_json(dict(calls[0].arguments)) if calls else {}
     messages: list[dict[str, Any]] = []
     for number, made in sorted(_calls_by_turn(step, memory).items()):
-        event = {**asked, _THOUGHT: _thought_of(made[0]), TOOL_CALLS: _tool_calls(number, made)}
+        event = {**asked, _THOUGHT: _thought_of(made[0])}
+        tool_calls, results = _tool_calls(number, made)
         if number == _turn(step):
-            calls_alone = event[TOOL_CALLS].model_copy(update={"tool_call_results": None})
-            return {**event, TOOL_CALLS: calls_alone, _HISTORY: dspy.History(messages=messages)}
-        messages.append(event)
+            return {**event, TOOL_CALLS: tool_calls, _HISTORY: dspy.History(messages=messages)}
+        answered = tool_calls.model_copy(update={"tool_call_results": results})
+        messages.append({**event, TOOL_CALLS: answered})
         asked = {}
     raise InvalidStepError(f"the run of the step {step.id} has not got it any more.")
 
@@ -166,17 +167,17 @@ def _thought_of(step: AgentStep) -> str:
     return "" if (step.metadata or {}).get(UNSAID) else str(inert_json(step.purpose))
 
 
-def _tool_calls(turn: int, calls: list[AgentStep]) -> dspy.ToolCalls:
-    """Return calls with their results, tied by ids as `dspy.ReActV2` makes them."""
+def _tool_calls(turn: int, calls: list[AgentStep]) -> tuple[Any, ToolCallResults]:
+    """Return calls and their results, tied by ids as `dspy.ReActV2` makes them."""
     ids = [f"call_{turn}_{place}" for place in range(len(calls))]
     made: list[dict[str, Any]] = [
         {"id": call_id, "name": call.tool, "args": inert_json(dict(call.arguments))}
         for call_id, call in zip(ids, calls, strict=True)
     ]
-    told = dspy.ToolCalls.model_validate({"tool_calls": made})
+    told: Any = dspy.ToolCalls.model_validate({"tool_calls": made})
     results = ToolCallResults.from_tool_calls_and_values(
         told,
         [inert_json(_observation(call)) for call in calls],
         [call.status == "error" for call in calls],
     )
-    return told.model_copy(update={"tool_call_results": results})
+    return told, results

