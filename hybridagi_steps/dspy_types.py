@@ -298,8 +298,8 @@ class QueryList(PredictionModel):
 class QueryWithSteps(PredictionModel):
     """Questions and the steps found for them, best first.
 
-    A retriever adds `scores`, `passages` (the steps as text), `indices` (their ids) and `distances`
-    as further fields, one entry per step.
+    A retriever adds `scores`, `passages` (each step as `as_context` shows it), `indices` (their
+    ids) and `distances` as further fields, one entry per step.
     """
 
     queries: QueryList = Field(default_factory=QueryList)
@@ -335,7 +335,7 @@ class QueryWithSteps(PredictionModel):
                 "queries": queries,
                 "steps": [hit.step for hit in hits],
                 "scores": [hit.score for hit in hits],
-                "passages": [str(hit.step) for hit in hits],
+                "passages": [recalled_text(hit.step) for hit in hits],
                 "indices": [hit.step.id for hit in hits],
             }
         )

@@ -365,7 +365,7 @@ def hits() -> list[StepHit]:
 def test_what_a_retriever_found() -> None:
     found = QueryWithSteps.from_hits(["a", "b"], hits())
     assert found.scores == [1.0, 0.9, 0.8]
-    assert found.passages == [str(each) for each in found.steps]
+    assert found.passages == [recalled_text(each) for each in found.steps]
     assert found.indices == [each.id for each in found.steps]
     assert [hit.why for hit in found.hits] == ["word 0", "word 1", "word 2"]
     for again in (found.copy(), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
