@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridagi_steps.messages.conversation import (
     LONGEST_RUN_ID,
+    NOT_READ,
     Conversation,
     content_key,
     conversation_steps,
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.stores.sql.salvage import Salvaged
 
 _ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
-
-
-UNREAD = "unread"
-"""Metadata key of a step or message: labels of what its file says and no reader understands."""
 
 
 class Record(NamedTuple):
@@ -212,15 +209,16 @@ class UnreadCounts:
 
     def see(self, step: AgentStep) -> None:
         """Count a step that is imported, by what of it was not understood."""
-        labels = as_list((step.metadata or {}).get(UNREAD))
+        labels = as_list((step.metadata or {}).get(NOT_READ))
         if not labels and _says_nothing(step):
-            labels = [f"steps of type {step.step_type.value} with no words, arguments or result"]
+            labels = [f"the words of an {step.step_type.value}"]
         self._counts.update(str(label) for label in labels)
         self.understood += not labels
 
     def notes(self) -> list[str]:
         """Return the counts in words."""
-        return [f"{count:,} {label} not understood" for label, count in self._counts.most_common()]
+        counts = self._counts.most_common()
+        return [f"no reader for {label}, kept as it came: {count:,}" for label, count in counts]
 
 
 def _says_nothing(step: AgentStep) -> bool:
