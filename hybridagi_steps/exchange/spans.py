@@ -204,7 +204,8 @@ class _Walk:
     def _metadata(self, span: Span, before: list[str], *, opens: bool) -> JsonObject:
         metadata: JsonObject = {"format": self._trace.format}
         if opens and span.is_empty:
-            metadata[UNREAD] = [f"spans {span.label or 'without a known attribute'}".strip()]
+            kind = f"of {span.label}" if span.label else "without a known attribute"
+            metadata[UNREAD] = [f"spans {kind}"]
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
         if len(before) > 1:
