@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +37,8 @@ Salvage = Annotated[
 ]
 NAMED = 10
 """Skipped records shown; --json shows more."""
+NOTHING_UNDERSTOOD = 3
+"""Exit code: all was stored as data, and not one step says anything."""
 
 
 def import_steps(
@@ -43,8 +47,10 @@ def import_steps(
         str,
         typer.Option(
             "--format",
-            help="auto (told by the content), jsonl (own), parquet (own), openai, anthropic, "
-            "chatgpt, langchain, langgraph, mlflow, otlp, dspy or toolbench.",
+            help="auto (told by the content), jsonl (own), parquet (own), anthropic, autogen, "
+            "batch_output, chatgpt, claude_ai, claude_code, codex, dspy, gemini, inspect, "
+            "langchain, langfuse, langgraph, langsmith, letta, mlflow, openai, openai_agents, "
+            "openhands, otlp, pydantic_ai, sharegpt, swe_agent, tau_bench or toolbench.",
         ),
     ] = "auto",
     session: Annotated[
@@ -78,6 +84,7 @@ def import_steps(
             memory, file, format=format_name, session_id=session, user_id=user, progress=watch
         )
     _index(db, namespace)
+    is_refused = report.skipped_count == report.read
     if as_json:
         print_json(report._asdict())
     else:
@@ -85,12 +92,17 @@ def import_steps(
         typer.echo(f"{report.added:,} steps added to {named(db)}{already}.")
         for note in report.notes:
             typer.echo(f"  {render.plain(note)}", err=True)
-        for line, reason in report.skipped[:NAMED]:
+        skipped = report.skipped
+        if is_refused:  # one reason for all lines is said once
+            skipped = [next(lines) for _, lines in groupby(skipped, itemgetter(1))]
+        for line, reason in skipped[:NAMED]:
             typer.echo(f"  line {line} skipped: {render.plain(reason)}", err=True)
-        if (hidden := report.skipped_count - NAMED) > 0:
+        if (hidden := report.skipped_count - len(skipped[:NAMED])) > 0:
             typer.echo(f"  and {hidden:,} more records skipped", err=True)
-    if report.skipped_count == report.read:
+    if is_refused:
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
+    if report.added and not report.understood:
+        raise typer.Exit(NOTHING_UNDERSTOOD)
     if strict and report.skipped_count:
         raise typer.Exit(1)
 

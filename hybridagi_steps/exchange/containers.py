@@ -22,7 +22,8 @@ from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.databases import MAGIC, database_records
 from hybridagi_steps.exchange.formats import format_of_first, parquet, parse_as
 from hybridagi_steps.exchange.reader import Source, opened, reading_errors
-from hybridagi_steps.exchange.records import Entry
+from hybridagi_steps.exchange.records import Entry, Record
+from hybridagi_steps.records.json_reading import as_object
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _ZSTANDARD = 93
@@ -90,6 +91,22 @@ def passed_over_notes(files: Sequence[PassedOver]) -> list[str]:
     )
     more = f" and {len(files) - 5:,} more" if len(files) > 5 else ""
     return [f"files of no known format passed over: {names}{more}"]
+
+
+def appearance(path: Path) -> list[str]:
+    """Return what a file looks like that could not be imported, and where its way in stands."""
+    try:
+        with opened(path) as source:
+            seen, found = format_of_first(source.records())
+    except ExchangeError:
+        return []  # it is no text
+    values = [record.value for record in seen if isinstance(record, Record)]
+    if found is None and not values:
+        return []  # the reasons say that it is no JSON
+    keys = ", ".join(f"{key:.40}" for key in sorted(as_object(values[0]))[:8]) if values else ""
+    holds = f"JSON objects with the keys {keys}" if keys else "JSON of no known format"
+    looks = f"a file of format {found}" if found else holds
+    return [f"this looks like {looks}; `hybridagi-steps import --help` lists the formats"]
 
 
 def _head(path: Path) -> bytes:

@@ -21,8 +21,13 @@ from hybridagi_steps.errors import (
     UnknownRunError,
     VectorError,
 )
-from hybridagi_steps.exchange.containers import PassedOver, opened_members, passed_over_notes
-from hybridagi_steps.exchange.formats import FORMATS
+from hybridagi_steps.exchange.containers import (
+    PassedOver,
+    appearance,
+    opened_members,
+    passed_over_notes,
+)
+from hybridagi_steps.exchange.formats import FORMATS, OWN_FORMATS
 from hybridagi_steps.exchange.reader import file_path
 from hybridagi_steps.exchange.records import (
     Entry,
@@ -68,7 +73,9 @@ class ImportReport(NamedTuple):
     skipped_count: int
     """All records that were not imported."""
     notes: tuple[str, ...] = ()
-    """What of the records that were imported was left out or repaired."""
+    """What of the records that were imported was left out, repaired or not understood."""
+    understood: int = 0
+    """New steps that say something; with none of them, the file was stored and not understood."""
 
 
 def import_file(
@@ -116,7 +123,10 @@ def import_file(
                 importer.take(batch)
                 if progress is not None:
                     progress(*member.progress(batch[-1].line))
-    return importer.report()
+    report = importer.report()
+    if report.read and report.read == report.skipped_count:
+        report = report._replace(notes=(*report.notes, *appearance(file)))
+    return report
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
@@ -209,7 +219,7 @@ class _Importer:
             step_id = str(record.step.id)
             if fresh := step_id not in stored:
                 stored.add(step_id)
-                self._unread.see(record.step)
+                self._unread.see(record.step, is_own=self._from["format"] in OWN_FORMATS)
                 if record.embedder is not None:
                     fitting = self._vectors.fitting(record.step, record.embedder)
                     record = record._replace(step=fitting)
@@ -301,7 +311,8 @@ class _Importer:
         notes = (*self._vectors.notes(), *self._links.notes(), *self._traces.notes())
         notes += (*self._sessions.notes(), *self._unread.notes())
         notes += tuple(passed_over_notes(self._passed))
-        return ImportReport(*counts, self._skipped, self._skipped_count, notes)
+        lost = (self._skipped, self._skipped_count, notes)
+        return ImportReport(*counts, *lost, self._unread.understood)
 
     def _store(self, records: list[Parsed]) -> None:
         """Store all at once; when one of them is refused, one by one."""

@@ -207,24 +207,28 @@ class UnreadCounts:
         self._counts: Counter[str] = Counter()
         self.understood = 0
 
-    def see(self, step: AgentStep) -> None:
-        """Count a step that is imported, by what of it was not understood."""
+    def see(self, step: AgentStep, *, is_own: bool) -> None:
+        """Count a step that is imported, by what of it was not understood.
+
+        A step that `is_own`, in our own format, is understood whatever it holds.
+        """
         labels = as_list((step.metadata or {}).get(NOT_READ))
-        if not labels and _says_nothing(step):
-            labels = [f"the words of an {step.step_type.value}"]
+        is_empty = _is_empty(step)
+        if not labels and is_empty and step.step_type is AgentStepType.Action:
+            labels = ["steps of type Action with no words, arguments or result"]
         self._counts.update(str(label) for label in labels)
-        self.understood += not labels
+        self.understood += is_own or not (labels or is_empty)
 
     def notes(self) -> list[str]:
         """Return the counts in words."""
         counts = self._counts.most_common()
-        return [f"no reader for {label}, kept as it came: {count:,}" for label, count in counts]
+        counts = self._counts.most_common()
+        return [f"{count:,} {label} were not understood" for label, count in counts]
 
 
-def _says_nothing(step: AgentStep) -> bool:
+def _is_empty(step: AgentStep) -> bool:
     inputs = step.inputs or {}
-    words = [inputs.get("purpose"), inputs.get("arguments"), step.outputs]
-    return step.step_type is AgentStepType.Action and not any(words)
+    return not (inputs.get("purpose") or inputs.get("arguments") or step.outputs)
 
 
 StepsOf = Callable[[Iterable[str]], list[AgentStep]]

@@ -204,7 +204,8 @@ class _Walk:
     def _metadata(self, span: Span, before: list[str], *, opens: bool) -> JsonObject:
         metadata: JsonObject = {"format": self._trace.format}
         if opens and span.is_empty:
-            metadata[NOT_READ] = [f"spans of {span.label or 'no known attribute'}"]
+            kind = f"of {span.label}" if span.label else "without a known attribute"
+            metadata[NOT_READ] = [f"spans {kind}"]
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
         if len(before) > 1:

@@ -10,6 +10,7 @@ import pytest
 
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
+from hybridagi_steps.exchange.formats import FORMATS
 from hybridagi_steps.testing.conformance.samples import said
 
 SKIPPED = ["{broken", "[1, 2]", '{"step_type": "Dance"}']
@@ -248,3 +249,48 @@ def test_mistakes_are_told_in_options(
     assert option in told
     assert "memory." not in told
     assert "filter key" not in told
+
+
+def test_a_file_of_which_nothing_was_understood_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    span = {"traceId": "a" * 32, "spanId": f"{1:016x}", "name": "s", "attributes": {}}
+    file, db = tmp_path / "spans.json", str(tmp_path / "steps.db")
+    file.write_text(json.dumps({**span, "attributes": {"acme.input": "Weather in Oslo?"}}))
+    assert main(["import", str(file), "--db", db]) == 3
+    assert "1 spans without a known attribute were not understood" in capsys.readouterr().err
+    assert main(["import", str(file), "--db", db]) == 0  # there already: nothing was lost now
+    file.write_text(json.dumps({**span, "attributes": {"input.value": "Weather in Oslo?"}}))
+    assert main(["import", str(file), "--db", str(tmp_path / "b.db")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [([], "JSON objects with the keys bar, foo"), (["--format", "openai"], "keys bar, foo")],
+)
+def test_a_refusal_says_once_what_the_file_looks_like(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], looks: str
+) -> None:
+    file = tmp_path / "odd.jsonl"
+    file.write_text('{"foo": 1, "bar": 2}\n' * 5)
+    assert main(["import", str(file), "--db", str(tmp_path / "steps.db"), *options]) == 2
+    err = capsys.readouterr().err
+    assert err.count(looks) == 1
+    assert err.count(" skipped: ") == 1
+    assert "import --help" in err
+
+
+def test_a_wrong_format_is_answered_with_the_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps({"resourceSpans": []}))
+    assert main(["import", str(file), "--db", str(tmp_path / "a.db"), "--format", "openai"]) == 2
+    assert "looks like a file of format otlp" in capsys.readouterr().err
+
+
+def test_every_format_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "--help"]) == 0
+    shown = "".join(capsys.readouterr().out.replace("│", " ").split())
+    for name in FORMATS:
+        assert name in shown

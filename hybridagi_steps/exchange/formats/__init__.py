@@ -93,7 +93,9 @@ READERS: dict[str, Format] = {
 }
 """Readers of JSON, in the order in which they are asked."""
 
-FORMATS = ("auto", "jsonl", "parquet", *sorted(READERS.keys() - {"jsonl"}))
+OWN_FORMATS = ("jsonl", "parquet")
+"""Formats that steps are written in as they are."""
+FORMATS = ("auto", *OWN_FORMATS, *sorted(READERS.keys() - {"jsonl"}))
 """Names to ask an import for."""
 
 
