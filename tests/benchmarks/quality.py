@@ -44,7 +44,7 @@ from tests.benchmarks.quality_evidence import evidence_questions, evidence_recal
 from tests.benchmarks.quality_learned import judged_question, judged_turns, learned_gains
 from tests.benchmarks.quality_own_runs import own_quality
 from tests.benchmarks.quality_searches import Searches
-from tests.benchmarks.quality_tables import AIMED, CUT, HYBRID, quality_tables
+from tests.benchmarks.quality_tables import AIMED, CUT, HYBRID, WISHED, quality_tables
 from tests.benchmarks.ranking import (
     Values,
     by_run,
@@ -227,6 +227,9 @@ def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
     def aimed(question: Question, task: Task) -> list[int]:
         return _hashes(searches.hits(question, CUT, task.aim))
 
+    def wished(question: Question, task: Task) -> list[int]:
+        return _hashes(searches.hits(question, CUT, task.aim, tools=question.tools))
+
     return {
         "BM25, own text": own_words,
         "BM25, window text": _library(searches, "lexical"),
@@ -234,6 +237,7 @@ def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
         "rank fusion, own text": fused,
         HYBRID: _library(searches),
         AIMED: aimed,
+        WISHED: wished,
     }
 
 
