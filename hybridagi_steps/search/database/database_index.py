@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridagi_steps.embedders.vectors import unit_rows
 from hybridagi_steps.errors import StorageBusyError, StorageError
@@ -211,9 +212,9 @@ class DatabaseIndex:
         if asked.keys() <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
             hidden = self.filters.hidden().under(None)
             gone = distinct(np.concatenate([hidden, *self.filters.of_runs(excluded)]))
-            return _Filtered(None, lambda some: ~among(some, gone))
+            return _Filtered(None, partial(_none_of, gone=gone))
         rows = self._rows(where)
-        return _Filtered(rows, lambda some: among(some, rows))
+        return _Filtered(rows, partial(among, known=rows))
 
     def _rows(self, where: StepFilter) -> Rows:
         """Return the rows that pass a filter; a user's few without reading whose all others are."""
@@ -404,6 +405,10 @@ class _Candidates:
     def _missing(self, rows: Rows) -> list[TextRow]:
         """Return the words of those of some rows that were not read yet."""
         return self.view.texts(self.index.missing(rows))
+
+
+def _none_of(rows: Rows, gone: Rows) -> npt.NDArray[np.bool_]:
+    return ~among(rows, gone)
 
 
 def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
