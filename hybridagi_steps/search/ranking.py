@@ -31,22 +31,14 @@ from hybridagi_steps.search.formulas import (
     formulas,
     fused_score,
 )
-from hybridagi_steps.search.forward_index import Scores, changing
-from hybridagi_steps.search.score_parts import (
-    ELSEWHERE,
-    OWN,
-    AskedText,
-    Places,
-    ReadIndex,
-    Scope,
-    ScoreParts,
-)
+from hybridagi_steps.search.forward_index import Scores, by_name, changing
+from hybridagi_steps.search.score_parts import ELSEWHERE, OWN, Places, ReadIndex, Scope, ScoreParts
+from hybridagi_steps.search.vocabulary import AskedText
 
 POOL = 50
 """Candidates taken from each half."""
 MOST_EQUAL = 3_000
-"""If more rows than this say the same, those behind the candidates are passed over, but for the
-newest, which stands for all: each would be scored to find out that it says the same."""
+"""Of more rows that say the same those behind the candidates are passed over but for the newest."""
 VOTERS = 20
 """The best rows, which vote for others of their tool and run."""
 
@@ -396,14 +388,7 @@ class _Answer:
             self.values.held(rows, [*query_words]),
             scored.exact[chosen].tolist(),
             scored.spread[chosen].tolist(),
-            _by_name([*scored.parts], parts),
+            by_name([*scored.parts], parts),
             [self.of_turns if turn else self.of_steps for turn in turns],
         )
         return [*map(RankedRow._make, zip(*columns, strict=True))]
-
-
-def _by_name(names: Sequence[str], parts: Scores) -> list[dict[str, float]]:
-    """Return each row's parts by name, without those that were not looked at."""
-    found = [dict(zip(names, values, strict=True)) for values in parts.tolist()]
-    missing = np.isnan(parts).any()
-    return [{n: v for n, v in one.items() if not isnan(v)} for one in found] if missing else found

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps._concurrency import cached_property
-from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.records.store_values import FloatVector, Rows, among, distinct, without
 from hybridagi_steps.search.bm25 import (
     LexicalIndex,
@@ -28,7 +27,7 @@ from hybridagi_steps.search.columns.step_columns import NO_ROW, StepColumns, Tur
 from hybridagi_steps.search.formulas import Formula
 from hybridagi_steps.search.forward_index import Counts, Scores, bm25, counted, summed, to_best
 from hybridagi_steps.search.step_index import Shard
-from hybridagi_steps.search.vocabulary import piece_counts
+from hybridagi_steps.search.vocabulary import AskedText, piece_counts
 
 TOOL_STEPS = 12
 """The first steps of a tool that stand for it."""
@@ -62,21 +61,6 @@ class Scope(NamedTuple):
     """The rows inside the filter's fences; None: all of them."""
     answers: Rows | None = None
     """Those of them that pass its wishes, too, and may be answers; None: all of them."""
-
-
-class AskedText:
-    """A text whose parts are sought, its words and its meaning; empty where a half is not asked."""
-
-    def __init__(
-        self, text: str, vector: FloatVector | None, *, words: bool, meaning: bool
-    ) -> None:
-        self.stems = tokens(text) if words else []
-        self.vector = vector if meaning else None
-
-    @cached_property
-    def terms(self) -> list[str]:
-        """The distinct stems."""
-        return list(dict.fromkeys(self.stems))
 
 
 class _Read(NamedTuple):

@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hybridagi_steps.embedders.vectors import unit_rows
 from hybridagi_steps.errors import StorageBusyError, StorageError
@@ -42,17 +40,20 @@ from hybridagi_steps.search.columns.filter_index import FEW_RUNS
 from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.columns.step_columns import NO_ROW
 from hybridagi_steps.search.database.partial_index import (
+    Filtered,
     PartialIndex,
-    Passing,
+    none_of,
     saved_first,
     window_scores,
+    with_unsaved,
 )
 from hybridagi_steps.search.database.planner import levels
 from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
 from hybridagi_steps.search.formulas import AIMS, Aim, Mode
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
 from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
-from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope
+from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, Scope
+from hybridagi_steps.search.vocabulary import AskedText
 
 READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
@@ -72,19 +73,6 @@ TURNS = 3_000
 """Turns of the candidates' sessions that are read."""
 
 log = logging.getLogger("hybridagi_steps")
-
-
-class _Filtered(NamedTuple):
-    """The rows that pass some filters."""
-
-    rows: Rows | None
-    """None where nearly all pass."""
-    passing: Passing
-
-    @property
-    def narrow(self) -> Rows | None:
-        """The rows, if they are so few that the database looks among them alone."""
-        return None if self.rows is None or len(self.rows) > NARROW else self.rows
 
 
 class DatabaseIndex:
@@ -205,16 +193,16 @@ class DatabaseIndex:
             self._graph.start()
         return found
 
-    def _filtered(self, where: StepFilter) -> _Filtered:
+    def _filtered(self, where: StepFilter) -> Filtered:
         """Return the rows that pass a filter."""
         asked = where.model_dump(exclude_none=True)
         excluded = where.exclude_run_id or []
         if asked.keys() <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
             hidden = self.filters.hidden().under(None)
             gone = distinct(np.concatenate([hidden, *self.filters.of_runs(excluded)]))
-            return _Filtered(None, partial(_none_of, gone=gone))
+            return Filtered(None, partial(none_of, gone=gone))
         rows = self._rows(where)
-        return _Filtered(rows, partial(among, known=rows))
+        return Filtered(rows, partial(among, known=rows))
 
     def _rows(self, where: StepFilter) -> Rows:
         """Return the rows that pass a filter; a user's few without reading whose all others are."""
@@ -239,8 +227,8 @@ class _Candidates:
         view: SearchView,
         query: SearchQuery,
         mode: Mode,
-        inside: _Filtered,
-        answers: _Filtered,
+        inside: Filtered,
+        answers: Filtered,
         fences: StepFilter,
         held: Held,
     ) -> None:
@@ -255,7 +243,7 @@ class _Candidates:
         """Return what was read, `pool` of each half, and whether there may be more candidates."""
         held = self.held
         stems = [*self.asked.terms, *(self.state.terms if self.state else ())]
-        counts = _with(held.texts.values(), self.view.counts(stems))
+        counts = with_unsaved(held.texts.values(), self.view.counts(stems))
         index = PartialIndex(self.whole.dimension, self.whole.filters, counts, self.inside.passing)
         self.index, self.pool, self.documents = index, pool, counts.documents
         index.add(held.texts.values())
@@ -291,7 +279,7 @@ class _Candidates:
 
     # -- candidates -------------------------------------------------------------------------------
 
-    def _alike(self, text: AskedText, counts: StemCounts, those: _Filtered) -> Rows:
+    def _alike(self, text: AskedText, counts: StemCounts, those: Filtered) -> Rows:
         """Return the best rows of each half, of those that pass."""
         found = [np.empty(0, np.int64)]
         nearest = None if text.vector is None else self._nearest(text.vector, those)
@@ -307,44 +295,44 @@ class _Candidates:
         return distinct(np.concatenate(found))
 
     def _holding(
-        self, terms: Sequence[str], counts: StemCounts, those: _Filtered
+        self, terms: Sequence[str], counts: StemCounts, those: Filtered
     ) -> tuple[Rows, str]:
         """Return rows that hold one of the rarest terms, or several of the others."""
         share = 1.0 if those.rows is None else len(those.rows) / max(counts.documents, 1)
         ordered = sorted(terms, key=lambda term: counts.holding[term])
         expected = np.cumsum([counts.holding[term] for term in ordered])
-        if those.narrow is not None:
+        if (narrow := self._narrow(those)) is not None:
             # Several together are looked for in all rows; here there are few with any of them.
             expected = expected * share
             last = int(np.searchsorted(expected, READ, "right"))
             if not last or expected[last - 1] < ENOUGH:
                 last = max(int(np.searchsorted(expected, FARTHEST, "right")), 1)
-            return self.view.holding([Level([[t] for t in ordered[:last]])], FARTHEST, those.narrow)
+            return self.view.holding([Level([[t] for t in ordered[:last]])], FARTHEST, narrow)
         room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
         last = int(np.searchsorted(expected, room, "right"))
         return self.view.holding(levels(ordered, last, int(room), counts), int(room), None)
 
-    def _nearest(self, vector: FloatVector, those: _Filtered) -> Callable[[], Rows]:
+    def _nearest(self, vector: FloatVector, those: Filtered) -> Callable[[], Rows]:
         """Begin to look for the rows nearest to a vector that pass, `pool` of them if there are."""
-        wide = those.rows is not None and those.narrow is None
+        wide = those.rows is not None and self._narrow(those) is None
         share = len(those.rows) / max(self.documents, 1) if wide and those.rows is not None else 1.0
         count = ceil(self._kept / max(share, 0.001))
-        begun = self.view.nearest(vector, min(count, DEEPEST), those.narrow)
+        begun = self.view.nearest(vector, min(count, DEEPEST), self._narrow(those))
         return partial(self._nearest_passing, vector, those, count, begun)
 
     def _nearest_passing(
-        self, vector: FloatVector, those: _Filtered, count: int, begun: Callable[[], Rows]
+        self, vector: FloatVector, those: Filtered, count: int, begun: Callable[[], Rows]
     ) -> Rows:
         """Wait for the rows nearest to a vector, and look deeper until enough of them pass."""
         newest, found = self._newest(vector, those), begun()
         kept = found[those.passing(found)]
         while len(kept) < self.pool and len(found) >= count and count < DEEPEST:
             count *= 4
-            found = self.view.nearest(vector, min(count, DEEPEST), those.narrow)()
+            found = self.view.nearest(vector, min(count, DEEPEST), self._narrow(those))()
             kept = found[those.passing(found)]
         return self._join(kept[: self._kept], newest)
 
-    def _newest(self, vector: FloatVector, those: _Filtered) -> Rows:
+    def _newest(self, vector: FloatVector, those: Filtered) -> Rows:
         """Return the nearest of the rows that `nearest` does not know of yet."""
         newest = [*self.whole.newest_vectors(self.view), *self.held.vectors.values()]
         usable = [(each.row, each.vector) for each in newest if each.vector is not None]
@@ -360,6 +348,10 @@ class _Candidates:
     def _kept(self) -> int:
         """Candidates of each half that are read: the pool of each shard, and some for rounding."""
         return self.pool * (1 if self.fences.scope is None else 2) + 10
+
+    def _narrow(self, those: Filtered) -> Rows | None:
+        """Return the rows, if they are so few that the database looks among them alone."""
+        return None if those.rows is None or len(those.rows) > NARROW else those.rows
 
     def _same(self) -> Rows:
         """Return the rows that say what the query says: their texts, or else their purposes."""
@@ -405,21 +397,3 @@ class _Candidates:
     def _missing(self, rows: Rows) -> list[TextRow]:
         """Return the words of those of some rows that were not read yet."""
         return self.view.texts(self.index.missing(rows))
-
-
-def _none_of(rows: Rows, gone: Rows) -> npt.NDArray[np.bool_]:
-    return ~among(rows, gone)
-
-
-def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
-    """Return counts with rows that are not saved yet."""
-    documents, words, own_words, holding = counts
-    for text in texts:
-        if text.text_hash and not text.scoped:
-            window, further, *_ = (*text.tokens.split("\n", 2), "")
-            documents += 1
-            words += len(window.split())
-            own_words += len(window.rpartition("\t")[2].split())
-            held = {*window.split(), *further.split()}
-            holding = {stem: n + (stem in held) for stem, n in holding.items()}
-    return StemCounts(documents, words, own_words, holding)
