@@ -210,16 +210,35 @@ _Steps = Annotated[list[AgentStep], WrapSerializer(_without_vectors, when_used="
 class AgentStepList(PredictionModel):
     """Steps, in order. As JSON they are without vectors, except with `round_trip=True`.
 
-    It is a `dspy.Prediction`: `len`, `bool` and iteration are those of its fields, as DSPy reads
-    predictions. `.steps` is the list: `len(found.steps)`, `for step in found.steps`.
+    It reads as the list of its steps: `len(found)`, `found[0]`, `for step in found`, and it is
+    false without any. As a `dspy.Prediction` it speaks of fields: `found["steps"]`, `keys()`,
+    `items()`, `dict(found)`; a text is `in` it if it names one.
     """
 
     steps: _Steps = Field(default_factory=list[AgentStep])
     """The steps."""
 
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[AgentStep]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Iterate over the steps."""
+        return iter(self.steps)
+
+    def __contains__(self, item: object) -> bool:
+        return super().__contains__(item) if isinstance(item, str) else item in self.steps
+
     def __getitem__(self, key: Any) -> Any:
         """Return the step at a place, the steps of a slice, or a field, as of any prediction."""
         return self.steps[key] if isinstance(key, int | slice) else super().__getitem__(key)
+
+    def index(self, step: AgentStep) -> int:
+        """Return the place of a step.
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        return self.steps.index(step)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the steps as prompt data."""
@@ -279,8 +298,8 @@ class QueryList(PredictionModel):
 class QueryWithSteps(PredictionModel):
     """Questions and the steps found for them, best first.
 
-    A retriever adds `scores`, `passages` (the steps as text), `indices` (their ids) and `distances`
-    as further fields, one entry per step.
+    A retriever adds `scores`, `passages` (each step as `as_context` shows it), `indices` (their
+    ids) and `distances` as further fields, one entry per step.
     """
 
     queries: QueryList = Field(default_factory=QueryList)
@@ -316,7 +335,7 @@ class QueryWithSteps(PredictionModel):
                 "queries": queries,
                 "steps": [hit.step for hit in hits],
                 "scores": [hit.score for hit in hits],
-                "passages": [str(hit.step) for hit in hits],
+                "passages": [recalled_text(hit.step) for hit in hits],
                 "indices": [hit.step.id for hit in hits],
             }
         )

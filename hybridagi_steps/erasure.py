@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from hybridagi_steps.errors import UnknownSessionError
+from hybridagi_steps.errors import InvalidFilterError, UnknownSessionError
 from hybridagi_steps.outside_files import (
     QueuedRun,
     Whose,
@@ -28,7 +28,7 @@ from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Ste
 from hybridagi_steps.records.store_values import DENIALS, RULES, Erased, details_id
 from hybridagi_steps.stores.outside_work import erase_outside
 from hybridagi_steps.stores.prompts import forget_prompts_beyond
-from hybridagi_steps.validation import in_every_scope
+from hybridagi_steps.validation import Where, in_every_scope
 
 _WHOLE = ({"session_id"}, {"user_id"}, {"run_id"})
 """Conditions that, alone, mean all that belongs to somebody or something."""
@@ -43,6 +43,18 @@ class Doomed(NamedTuple):
     """Sessions that go as a whole."""
     messages: list[Step]
     """Messages that go wherever they are read."""
+
+
+def purge_filter(where: Where) -> StepFilter:
+    """Return a filter to erase by.
+
+    Raises:
+        InvalidFilterError: No condition of it picks anything.
+    """
+    if (criteria := StepFilter.of(where)).picks_nothing:
+        needs = "purge needs a condition that picks something, besides any `exclude`"
+        raise InvalidFilterError(f"{needs}; clear() deletes all.")
+    return criteria
 
 
 def erase(

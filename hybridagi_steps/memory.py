@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
 from hybridagi_steps.embedders.resolution import AUTO, EmbedderBinding
-from hybridagi_steps.erasure import erase, erase_all
+from hybridagi_steps.erasure import erase, erase_all, purge_filter
 from hybridagi_steps.errors import (
     InvalidFilterError,
     InvalidStepError,
@@ -50,7 +50,7 @@ from hybridagi_steps.stores import address_text, open_store
 from hybridagi_steps.stores.address import IN_MEMORY, cache_path, lasting_address, shown_address
 from hybridagi_steps.stores.copying import Copying, back_up
 from hybridagi_steps.stores.hygiene import Hygiene, TracksDeletions
-from hybridagi_steps.stores.listing import Listing
+from hybridagi_steps.stores.listing import Listing, StepIds, step_id_texts
 from hybridagi_steps.stores.placement import placed
 from hybridagi_steps.stores.prompts import Prompting
 from hybridagi_steps.stores.retention import Retention
@@ -64,7 +64,6 @@ from hybridagi_steps.validation import (
     checked_page,
     checked_redact,
     for_recall,
-    id_texts,
     in_every_scope,
     of_steps,
     one_id,
@@ -189,9 +188,9 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         own: dict[str, Any] = {"admit": self._admitted, "stored": self._count, "user_id": user_id}
         return SessionRepository(self._open_store, memory=self, **own)
 
-    def delete(self, ids: StepId | Iterable[StepId]) -> int:
+    def delete(self, ids: StepIds) -> int:
         """Delete steps, so that nothing reads them (their last bytes: `purge`); return how many."""
-        deleted = self._open_store.delete(id_texts(ids))
+        deleted = self._open_store.delete(step_id_texts(ids))
         if deleted:
             self._forget_cache()
         return deleted
@@ -227,12 +226,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         Raises:
             InvalidFilterError: No condition that picks anything; `clear` deletes everything.
         """
-        store, asked = self._open_store, StepFilter.of(where)
-        if asked.picks_nothing:
-            raise InvalidFilterError(
-                "purge needs a condition that picks something, besides any `exclude`; clear() "
-                "deletes all."
-            )
+        store, asked = self._open_store, purge_filter(where)
         try:
             store.forget_learned()
             erased = erase(store, asked, self.namespace, self.whole_address, by)
@@ -281,8 +275,9 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
 
         Raises:
             UnknownRevocationError: There is none with this id.
+            InvalidQueryError: An id is a text.
         """
-        return self._open_store.reinstate(revocation_id)
+        return self._open_store.reinstate(one_id(revocation_id))
 
     def revocations(self) -> list[Revocation]:
         """Return what was revoked, when and why, oldest first, undone revocations included."""
@@ -319,12 +314,12 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         """Return whether a step has this id; a UUID and its text are the same."""
         return bool(self._open_store.get([one_id(step_id)]))
 
-    def get(self, ids: StepId | Iterable[StepId], *, vectors: bool = False) -> AgentStepList:
+    def get(self, ids: StepIds, *, vectors: bool = False) -> AgentStepList:
         """Return steps in the order asked; unknown ids are skipped.
 
         A message of a session that no step has the id of comes as a search shows it, as a step.
         """
-        wanted, store = id_texts(ids), self._open_store
+        wanted, store = step_id_texts(ids), self._open_store
         found = {id_text(step.id): step for step in self.get_steps(wanted, vectors=vectors)}
         missing = [step_id for step_id in wanted if step_id not in found]
         if missing and isinstance(store, MessageIndex):
@@ -332,11 +327,9 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             found |= {id_text(step.id): step for step in store.read([*rows]).values()}
         return _step_list([found[step_id] for step_id in wanted if step_id in found])
 
-    def get_steps(
-        self, ids: StepId | Iterable[StepId], *, vectors: bool = False
-    ) -> list[AgentStep]:
+    def get_steps(self, ids: StepIds, *, vectors: bool = False) -> list[AgentStep]:
         """Do as `get` does, as a plain list and without loading DSPy."""
-        wanted = id_texts(ids)
+        wanted = step_id_texts(ids)
         return self.searcher.with_vectors(wanted) if vectors else self._open_store.get(wanted)
 
     def find(

@@ -13,7 +13,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -46,6 +46,10 @@ log = logging.getLogger("hybridagi_steps")
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 PLANS = "plan-steps"
 """What queues of plans are called: in a file so alone."""
+OWN_FORM = "hybridagi_steps_json"
+READ_FORMS = frozenset({OWN_FORM, "portable_json"})
+"""Of values in a queue; the second is DBOS's own JSON. A row without a form has the first."""
+_FORM_COLUMN = "serialization"
 RUN_COLUMNS = frozenset({"workflow_uuid", "destination_uuid"})
 """What the tables of a queue call the run that a row belongs to."""
 
@@ -128,6 +132,44 @@ def queues_of(path: Path) -> list[tuple[Any, ...]]:
         sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
     ) as queue:
         return queue.execute(QUEUES.format("")).fetchall()
+
+
+class QueueFile(sqlite3.Connection):
+    """A connection to the file of a queue that refuses foreign forms."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        refuse_foreign_forms(self)
+
+
+def refuse_foreign_forms(raw: Any) -> None:
+    """Have a connection rename, in each row that it reads, a form that no queue reads.
+
+    DBOS reads a value in the form that its row names, pickle among them, whatever serializer it
+    was set up with: whoever can write a row could have code run. For a name that it does not know
+    it has no reader, and that row alone fails.
+    """
+    raw.row_factory = _file_row if isinstance(raw, sqlite3.Connection) else _server_rows
+
+
+def _file_row(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _without_foreign_forms(row, _form_places(cursor.description))
+
+
+def _server_rows(cursor: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    places = _form_places(cursor.description or ())
+    return lambda row: _without_foreign_forms(tuple(row), places)
+
+
+def _form_places(columns: Sequence[Any]) -> list[int]:
+    return [place for place, column in enumerate(columns) if _FORM_COLUMN in column[0]]
+
+
+def _without_foreign_forms(row: tuple[Any, ...], places: list[int]) -> tuple[Any, ...]:
+    foreign = {n for n in places if row[n] is not None and row[n] not in READ_FORMS}
+    if not foreign:
+        return row
+    return tuple(f"refused: {v!r}" if n in foreign else v for n, v in enumerate(row))
 
 
 def erase_from_queue(path: Path, gone: Callable[[QueuedRun], bool]) -> int:

@@ -390,7 +390,11 @@ def one_id(step_id: StepId) -> str:
 
 
 def id_texts(ids: StepId | Iterable[StepId]) -> list[str]:
-    """Return one id or several as a list of texts."""
+    """Return one id or several as texts; a filter is none."""
+    if isinstance(ids, Mapping | StepFilter):
+        raise InvalidQueryError(
+            f"ids are wanted, not a filter ({ids!r:.60}); find and purge of a memory take one."
+        )
     if isinstance(ids, str | UUID) or not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         return [one_id(ids)]
     return [one_id(step_id) for step_id in ids]

@@ -56,6 +56,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure when it happens, not at the end of all; workers leave that to their main."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
+
+
 @pytest.fixture(scope="session")
 def real_steps() -> list[AgentStep]:
     """All 848 recorded steps that the package ships."""

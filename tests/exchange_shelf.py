@@ -9,6 +9,7 @@ from hybridagi_steps.errors import StepTooLargeError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.store_values import DETAILS
 from hybridagi_steps.validation import Steps
 
 
@@ -20,9 +21,10 @@ class Shelf(StepMemory):
 
     @property
     def steps(self) -> dict[str, AgentStep]:
-        """All steps by id, with their vectors."""
+        """All steps by id, with their vectors, but for titles of sessions."""
         self.flush()  # else some would have a vector, and others not yet
-        ids = [id_text(step.id) for step in self.iter_steps(StepFilter(scope="*"))]
+        every = self.iter_steps(StepFilter(scope="*"))
+        ids = [id_text(step.id) for step in every if step.scope != DETAILS]
         return {id_text(step.id): step for step in self.get_steps(ids, vectors=True)}
 
     def add(self, steps: Steps) -> None:

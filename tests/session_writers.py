@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from faults.processes import piped
+from child_processes import piped
 
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore

@@ -147,7 +147,7 @@ def test_pages_are_written_between_their_marks_from_the_numbers_there_are(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ExchangeError, match="checkout"):
         readme.measure(only="none")
-    for page in (readme.README, readme.PAGE, readme.RESULTS):
+    for page in (readme.README, readme.PAGE, readme.LEARNING, readme.RESULTS):
         page.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / page, page)
     emptied = README.replace(readme.inside(README, "bench"), "old numbers")
@@ -164,7 +164,7 @@ def test_only_what_is_asked_for_is_measured_again(
     from tests.benchmarks import readme
 
     monkeypatch.chdir(tmp_path)
-    for page in (readme.README, readme.PAGE, readme.RESULTS):
+    for page in (readme.README, readme.PAGE, readme.LEARNING, readme.RESULTS):
         page.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / page, page)
     kept = json.loads(readme.RESULTS.read_text("utf-8"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridagi_steps import token_counters
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.token_counters import (
@@ -115,7 +119,51 @@ def test_tiktoken_is_used_where_its_vocabulary_is(monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_is_downloaded_unasked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(token_counters, "_vocabulary_folders", lambda: [tmp_path])
     assert token_counter().counter_id == EstimatingCounter.counter_id
+
+
+_COUNTED_BY_DEFAULT = """
+import os, sys
+from hybridagi_steps.token_counters import token_counter
+counter = token_counter()
+assert "tiktoken" not in sys.modules, "it is loaded when something is counted"
+print(counter.counter_id, counter.count("The seat 14C costs 120.50 EUR; ask Élodie."))
+assert "litellm" not in sys.modules and "TIKTOKEN_CACHE_DIR" not in os.environ
+"""
+
+
+def test_what_litellm_ships_counts_without_litellm_and_without_a_network(tmp_path: Path) -> None:
+    if cached_vocabularies() is None:
+        pytest.skip("this litellm ships no vocabulary")
+    offline = {"HTTPS_PROXY": "http://127.0.0.1:9", "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, **offline}
+    environment.pop("TIKTOKEN_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNTED_BY_DEFAULT],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    assert done.stdout.split() == ["tiktoken:cl100k_base", "17"]
+
+
+def test_the_estimate_is_from_above_for_each_thousand_tokens(
+    real_steps: list[AgentStep],
+) -> None:
+    """As many as a budget may hold, of what the runs of one source say."""
+    exact, estimate = token_counter("auto"), token_counter("estimate")
+    if is_estimate(exact):
+        pytest.skip("no vocabulary on this machine")
+    counted = estimated = chunks = 0
+    for step in real_steps:
+        for text in filter(None, (step.purpose, str(step.arguments), str(step.result))):
+            counted, estimated = counted + exact.count(text), estimated + estimate.count(text)
+        if counted >= 1_000:
+            assert estimated >= 0.99 * counted, step.run_id
+            counted, estimated, chunks = 0, 0, chunks + 1
+    assert chunks >= 50
 
 
 def test_one_counter_counts_for_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +183,7 @@ def test_the_estimate_is_near_for_real_messages(
     exact, estimate = token_counter("tiktoken"), token_counter("estimate")
     texts = [str(step.result) for step in real_steps if step.result]
     ratio = sum(map(estimate.count, texts)) / sum(map(exact.count, texts))
-    assert 0.85 < ratio < 1.15
+    assert 1.0 < ratio < 1.35
 
 
 UUIDS = (

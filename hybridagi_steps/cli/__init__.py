@@ -6,6 +6,7 @@ command loads what it needs when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import gc
@@ -44,9 +45,10 @@ def main(arguments: Sequence[str] | None = None, app: Typer | None = None) -> in
     if own and not _LONG_LIVED.intersection(sys.argv[1:2]):
         gc.set_threshold(_OBJECTS_UNTIL_COLLECTED)
     _replace_closed_streams()
+    codecs.register_error("hybridagi_steps", _ascii_fallback)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="hybridagi_steps")
     try:
         return _run(sys.argv[1:] if arguments is None else list(arguments), app)
     except BrokenPipeError:
@@ -54,6 +56,12 @@ def main(arguments: Sequence[str] | None = None, app: Typer | None = None) -> in
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _ascii_fallback(error: UnicodeError) -> tuple[str, int]:
+    from hybridagi_steps.display.terminal import ascii_fallback  # what draws is loaded if needed
+
+    return ascii_fallback(error)
 
 
 def _run(arguments: list[str], other: Typer | None) -> int:

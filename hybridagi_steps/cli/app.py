@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hybridagi_steps import __version__
 
@@ -39,6 +41,21 @@ COMMANDS = {
 """Where each command is."""
 
 
+class SingleValueCommand(TyperCommand):
+    """A command that refuses an option with one value that stands twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of a command line."""
+        _, _, order = self.make_parser(ctx).parse_args([*args])
+        for option, count in Counter(order).items():
+            is_single = not option.multiple and not getattr(option, "is_flag", False)
+            if count > 1 and is_single and option.opts[0].startswith("-"):
+                raise typer.BadParameter(
+                    f"{option.opts[0]} takes one value; it stands there twice."
+                )
+        return super().parse_args(ctx, args)
+
+
 def application(asked: str | None = None) -> typer.Typer:
     """Return the command line, with the command asked for alone where there is one of that name."""
     app = typer.Typer(
@@ -53,9 +70,11 @@ def application(asked: str | None = None) -> typer.Typer:
         module, _, attribute = COMMANDS[name].partition(":")
         command = getattr(import_module(f"hybridagi_steps.cli.{module}"), attribute)
         if isinstance(command, typer.Typer):
+            for each in command.registered_commands:
+                each.cls = SingleValueCommand
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, cls=SingleValueCommand)(command)
     return app
 
 

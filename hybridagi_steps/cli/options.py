@@ -9,8 +9,10 @@ import inspect
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +69,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def print_json(value: object) -> None:
     """Print a value as JSON, indented, as it is; what draws tables is not loaded for it."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    whole = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=not whole, default=str)
     sys.stdout.write("\n")
 
 
@@ -191,7 +194,7 @@ def _conditions(asked: Mapping[str, Any]) -> dict[str, Any]:
         if (value := asked[field.name]) is None or value == []:
             continue
         if field.kind == "json":
-            value = dict(_pair(field.option, text) for text in value)
+            value = _object(field.option, [_pair(field.option, text) for text in value])
         elif field.kind == "filters":
             value = [_filter(field.option, text) for text in value]
         read[field.name] = value
@@ -203,9 +206,18 @@ def _filter(option: str, text: str) -> dict[str, Any]:
     if not text.lstrip().startswith("{"):
         return dict([_pair(option, text)])
     try:
-        return json.loads(text, parse_constant=_no_number)
+        unique = partial(_object, option)
+        return json.loads(text, parse_constant=_no_number, object_pairs_hook=unique)
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {text!r} is no JSON object.") from error
+
+
+def _object(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return pairs as an object; of two values under a key one would count for nothing."""
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise typer.BadParameter(f"{option}: {key!r} stands there twice.")
+    return dict(pairs)
 
 
 _PYTHONS_OWN = {"True": True, "False": False, "None": None}

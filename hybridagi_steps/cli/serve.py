@@ -111,7 +111,7 @@ def serve(
     namespace: Namespace = "default",
     redact: Redact = None,
 ) -> None:
-    """Serve sessions, runs and search over HTTP, with a page; prints a token and the address."""
+    """Serve sessions, runs and search over HTTP, with a page; prints its address and new token."""
     _check_installed(*_NEEDED, what="The server", extra="server")
     from hybridagi_steps.server.program_loading import load_runner
     from hybridagi_steps.stores.placement import PlacementWatch
@@ -133,7 +133,7 @@ def serve(
         _load_embedder(memory, embedder)
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)
         stack.enter_context(_exported(memory, runner, otlp))
-        say = partial(_say, token, has_program=runner is not None)
+        say = partial(_say, token, tokens, has_program=runner is not None)
         watch = PlacementWatch(db, memory.whole_address)
         _serve(stack, memory, known, (host, port, token), say, settings, runner, watch)
 
@@ -190,7 +190,7 @@ def _serve(
         if number
         else process.listening_socket(host, port, settings.stall_seconds)
     )
-    address = process.page_address(host, listening.getsockname()[1], token)
+    address = process.page_address(host, listening.getsockname()[1], _new_token(token))
     kept = listening.dup() if watch is not None and watch.follows else None
     has_moved = watch.has_moved if watch is not None else bool
     left = process.serve(app, listening, partial(say, address), has_moved)
@@ -236,13 +236,14 @@ def mcp(
 ) -> None:
     """Serve a memory to an MCP client over standard input and output."""
     _check_installed("mcp", what="The MCP server", extra="mcp")
-    from hybridagi_steps.server.mcp_server import serve_stdio
+    from hybridagi_steps.server.mcp_server import access_line, serve_stdio
     from hybridagi_steps.server.process import leave_now
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
     try:
         with opened(db, namespace, redact, embedder) as memory:
             _load_embedder(memory, embedder)
+            typer.echo(f"access: {access_line(user)}", err=True)
             serve_stdio(memory, user)
     except KeyboardInterrupt:
         # The memory is closed; the thread that waits for standard input does not end by itself.
@@ -288,9 +289,19 @@ def _known_tokens(token: str, file: str | None) -> Tokens:
     return TokenFile(Path(file), admin)
 
 
-def _say(token: str, address: str, /, *, has_program: bool) -> None:
-    typer.echo(f"token: {token}")
+def _new_token(token: str) -> str | None:
+    """Return a token that was made here; one from the environment is not printed."""
+    return None if token == os.environ.get(TOKEN_VARIABLE) else token
+
+
+def _say(token: str, file: str | None, address: str, /, *, has_program: bool) -> None:
+    new = _new_token(token)
+    if new is not None:
+        typer.echo(f"token: {new}")
     typer.echo(f"page:  {address}")
+    whose = f"the token of {TOKEN_VARIABLE}" if new is None else "this token"
+    others = "no other token is known" if file is None else f"other tokens do what {file} says"
+    typer.echo(f"access: {whose} reads, writes and erases everybody's steps; {others}.")
     if not has_program:
         typer.echo("No --program: everything can be read; chat and retry cannot.")
     typer.echo("Stop with Ctrl-C.")

@@ -108,6 +108,8 @@ class Receipt:
 
     def __str__(self) -> str:
         """The receipt as lines of text, of what was dropped the first ones."""
+        from hybridagi_steps.display.terminal import printable
+
         about = "about " if self.estimated else ""
         head = f"{about}{self.tokens:,} of {self.budget:,} tokens ({self.counter_id})"
         if self.cached_tokens:
@@ -118,7 +120,7 @@ class Receipt:
             dropped.append(f"… and {more:,} more dropped")
         if (best := self.next_best) is not None:
             dropped.append(f"> next: {best.id}: {best.why}{_ranked(best)}, {best.tokens:,}")
-        return "\n".join([head, *kept, *dropped, *(f"! {note}" for note in self.notes)])
+        return printable("\n".join([head, *kept, *dropped, *(f"! {note}" for note in self.notes)]))
 
     def shown(self) -> JsonObject:
         """Return the receipt as plain data for display."""

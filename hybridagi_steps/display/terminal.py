@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
@@ -246,6 +249,31 @@ def _cut(text: Text) -> Text:
     return text
 
 
+ASCII_FALLBACK = "hybridagi_steps_ascii"
+"""The name of `ascii_fallback` among the error handlers of codecs."""
+_IN_ASCII = str.maketrans("─━│┃├└┌┐╰╭↳→▸›·…–—✓✗↻■“”‘’", "--||++++++>>>>*~--+x@#\"\"''")
+
+
+def ascii_fallback(error: UnicodeError) -> tuple[str, int]:
+    """Replace what an encoding has no letter for: lines and marks by ASCII, the rest by escapes.
+
+    Every drawn mark becomes one character, so that columns stay where they are.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_IN_ASCII)
+    return "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text), error.end
+
+
+codecs.register_error(ASCII_FALLBACK, ascii_fallback)
+
+
+def printable(text: str) -> str:
+    """Return text that standard output can encode: the same, where that has all its letters."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, ASCII_FALLBACK).decode(encoding)
+
+
 _KEPT_UNPRINTABLE = {"\n", "\t", "\u200d"}
 
 
@@ -282,7 +310,10 @@ def styled(*parts: tuple[object, str]) -> Text:
 
 
 def as_text(shown: RenderableType) -> str:
-    """Return a table or tree as plain text, as wide as the terminal; in a notebook, too."""
+    """Return a table or tree as plain text for standard output, as wide as the terminal.
+
+    In a notebook, too.
+    """
     out = StringIO()
     screen = Console(
         file=out,
@@ -294,4 +325,5 @@ def as_text(shown: RenderableType) -> str:
         emoji=False,
     )
     screen.print(shown)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+    lines = (line.rstrip() for line in out.getvalue().splitlines())
+    return printable("\n".join(lines).strip("\n"))

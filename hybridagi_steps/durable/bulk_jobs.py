@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 import dspy
 import orjson
 
-from hybridagi_steps.durable.engine import DBOS, QueueDatabase, workflow
+from hybridagi_steps.durable.engine import (
+    DBOS,
+    FOREIGN_FORM,
+    QueueDatabase,
+    handed_out_text,
+    workflow,
+)
 from hybridagi_steps.errors import EmbedderError, InvalidSettingError, UnknownRunError
 from hybridagi_steps.exchange import import_file
 from hybridagi_steps.memory import StepMemory
@@ -41,6 +47,7 @@ T = TypeVar("T")
 
 WORKFLOW, FORMAT_VERSION = "hybridagi_steps.bulk_job", "1"
 """As session runs have it: one worker takes both."""
+_PAGE = 500
 JobStatus = Literal["waiting", "running", "completed", "cancelled", "failed"]
 _STATUS: dict[str, JobStatus] = {
     "ENQUEUED": "waiting",
@@ -192,8 +199,7 @@ class BulkJobs:
 
     def list(self) -> list[BulkJob]:
         """Return all jobs of the memory, newest first."""
-        found = self._ask(self._client.list_workflows, name=WORKFLOW, sort_desc=True)
-        return [_job(each) for each in found if self._is_own(each)]
+        return self._own()
 
     def get(self, job_id: str) -> BulkJob:
         """Return a job.
@@ -201,10 +207,10 @@ class BulkJobs:
         Raises:
             UnknownRunError: No such job.
         """
-        found = self._ask(self._client.list_workflows, workflow_ids=[job_id], name=WORKFLOW)
-        if not found or not self._is_own(found[0]):
+        found = self._own([job_id])
+        if not found:
             raise UnknownRunError(job_id)
-        return _job(found[0])
+        return found[0]
 
     def cancel(self, job_id: str) -> bool:
         """Stop a job after its batch, in whichever process it is; return whether it had not ended.
@@ -240,8 +246,13 @@ class BulkJobs:
         with self._database.opening():
             return call(*args, **named)
 
-    def _is_own(self, found: WorkflowStatus) -> bool:
-        return (found.attributes or {}).get("queue") == self.queue
+    def _own(self, ids: Sequence[str] | None = None) -> list[BulkJob]:
+        """Return jobs, newest first; of others nothing is read but whose they are."""
+        read = partial(self._client.list_workflows, name=WORKFLOW, sort_desc=True)
+        listed = self._ask(read, workflow_ids=ids, load_input=False, load_output=False)
+        own = [each.workflow_id for each in listed if _queue(each) == self.queue]
+        pages = (own[start : start + _PAGE] for start in range(0, len(own), _PAGE))
+        return [_job(each) for page in pages for each in self._ask(read, workflow_ids=page)]
 
     def do(self, job_id: str, order: dict[str, Any]) -> str:
         """Do a job; return its result as JSON, or cancel whoever waits for it."""
@@ -262,9 +273,16 @@ class BulkJobs:
         return orjson.dumps(result, default=repr).decode()
 
 
+def _queue(found: WorkflowStatus) -> str | None:
+    return dict[str, Any](found.attributes or {}).get("queue")
+
+
 def _job(found: WorkflowStatus) -> BulkJob:
-    order = orjson.loads(found.input["args"][0]) if found.input else {}
-    said = found.attributes or {}
+    said = dict(found.attributes or {})
+    text = handed_out_text(found)
+    if text is None:
+        said["error"] = FOREIGN_FORM
+    order = {"kind": "", "arguments": {}} if text is None else orjson.loads(text)
     failed = said.get("error") is not None or found.status not in _STATUS
     total = int(said.get("total", 0))
     return BulkJob(

@@ -23,7 +23,12 @@ import orjson
 
 from hybridagi_steps.durable.worker_names import FileNames, LeasedNames
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
-from hybridagi_steps.outside_files import make_private
+from hybridagi_steps.outside_files import (
+    OWN_FORM,
+    QueueFile,
+    make_private,
+    refuse_foreign_forms,
+)
 from hybridagi_steps.stores.address import checked_server, is_server
 
 if TYPE_CHECKING or find_spec("dbos"):
@@ -31,7 +36,7 @@ if TYPE_CHECKING or find_spec("dbos"):
     from dbos import error as dbos_error
     from psycopg import Error as DriverError
     from psycopg.conninfo import conninfo_to_dict
-    from sqlalchemy import URL, create_engine, make_url, text
+    from sqlalchemy import URL, create_engine, event, make_url, text
     from sqlalchemy.exc import SQLAlchemyError
 
     from hybridagi_steps.stores.postgres import work_tables
@@ -41,6 +46,8 @@ else:  # said when a queue is opened, not when this module is loaded
 APPLICATION = "hybridagi-steps"
 _SQLITE, _PSYCOPG, _LOCK = "sqlite:///", "postgresql+psycopg", 0x48535253
 _DRIVER = re.compile(r"\+\w+(?=://)")  # said by SQLAlchemy's addresses beside the kind of server
+
+FOREIGN_FORM = "its row in the queue is in a form that is not read here"
 
 _log = logging.getLogger("hybridagi_steps")
 _NOTHING = logging.Filter("no logger has this name")
@@ -98,7 +105,12 @@ class JsonSerializer(Serializer):
 
     def name(self) -> str:
         """Return the name that the database knows this form by."""
-        return "hybridagi_steps_json"
+        return OWN_FORM
+
+
+def handed_out_text(status: Any) -> str | None:
+    """Return the text that a piece of work was handed out with; None where its form is refused."""
+    return status.input["args"][0] if isinstance(status.input, dict) else None
 
 
 class QueueDatabase(NamedTuple):
@@ -181,8 +193,11 @@ class QueueDatabase(NamedTuple):
                 application_name=APPLICATION,
                 retry_connection_errors=False,  # without end, and to be cancelled by nobody
             )
+            connections = client._sys_db.engine  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            event.listen(connections, "connect", lambda raw, _: refuse_foreign_forms(raw))
             if self.file is None:
-                work_tables.limit_all(client._sys_db.engine)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                work_tables.limit_all(connections)
+            connections.dispose()  # what it has tried
             return client
 
 
@@ -324,6 +339,7 @@ class Engine:
 
     def _config(self, poll_seconds: float) -> Any:
         connect = partial(work_tables.limited, self.database.address)
+        of_file = {"connect_args": {"factory": QueueFile}}
         return {
             "name": APPLICATION,
             "system_database_url": self.database.url,
@@ -335,7 +351,7 @@ class Engine:
             "log_level": "ERROR",
             "enable_otlp": False,
             "notification_listener_polling_interval_sec": poll_seconds,
-            "db_engine_kwargs": {} if self.database.file else {"creator": connect},
+            "db_engine_kwargs": of_file if self.database.file else {"creator": connect},
         }
 
     def _recover(self) -> None:

@@ -27,7 +27,13 @@ import orjson
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.durable.bulk_jobs import BulkJobs, JobKind
-from hybridagi_steps.durable.engine import Engine, QueueDatabase, check_installed
+from hybridagi_steps.durable.engine import (
+    FOREIGN_FORM,
+    Engine,
+    QueueDatabase,
+    check_installed,
+    handed_out_text,
+)
 from hybridagi_steps.durable.session_worker import (
     CANCEL,
     FORMAT_VERSION,
@@ -233,7 +239,14 @@ class DurableRunner:
             return False
         said = {CANCEL: True, "queue": self._scheduler.waiting}
         await self._ask(partial(self._client.update_workflow_attributes, run_id, said))
-        [status] = await self._ask(partial(self._client.list_workflows, workflow_ids=[run_id]))
+        [status] = await self._ask(
+            partial(
+                self._client.list_workflows,
+                workflow_ids=[run_id],
+                load_input=False,
+                load_output=False,
+            )
+        )
         if status.status == "ENQUEUED":
             await self._ask(partial(self._client.cancel_workflow, run_id))
         return True
@@ -311,12 +324,15 @@ class DurableRunner:
         self._client.enqueue(options, text)
 
     async def _standing(self, run_id: str) -> _Standing:
-        found = await self._ask(partial(self._client.list_workflows, workflow_ids=[run_id]))
-        if not found or found[0].name != WORKFLOW:
+        found = await self._ask(
+            partial(self._client.list_workflows, workflow_ids=[run_id], name=WORKFLOW)
+        )
+        if not found:
             raise UnknownRunError(run_id)
-        status = found[0]
-        order = Order(**orjson.loads(status.input["args"][0]))
-        return _Standing(order, _ending(status))
+        text = handed_out_text(found[0])
+        if text is None:
+            raise UnknownRunError(run_id, f"run {run_id!r} is refused: {FOREIGN_FORM}.")
+        return _Standing(Order(**orjson.loads(text)), _ending(found[0]))
 
     async def _reached(self, run_id: str) -> _Standing:
         """Return what the queue knows of a run, once it can be reached."""

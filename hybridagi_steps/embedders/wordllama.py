@@ -10,18 +10,21 @@ Reference: https://github.com/dleemiller/WordLlama (MIT), model l2_supercat, 256
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from hybridagi_steps._concurrency import ForkSafeLock
+from hybridagi_steps._concurrency import ForkSafeLock, cached_property
 from hybridagi_steps.errors import EmbedderError
 from hybridagi_steps.records.store_values import FloatMatrix
 
@@ -29,9 +32,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 HalfMatrix = npt.NDArray[np.float16]
+_loading = ForkSafeLock()
 MAX_CHARS = 32_768
 """What stands beyond is not read: an average over more tokens says nothing more."""
 _MODEL = "l2_supercat_256"
+_TOKENIZER = "l2_supercat_tokenizer_config.json"
 _SPACE = "\u2581"
 _JOINING = ("  ", _SPACE, "<s>", "</s>", "<unk>")
 _WORDS = 50_000
@@ -56,7 +61,10 @@ class _Tokens(dict[str, list[int]]):
         return tokens
 
 
-class _Model(NamedTuple):
+@dataclass(frozen=True)
+class _Model:
+    """A model in memory: one a process, which all embedders share."""
+
     model_id: str
     tokenizer: Tokenizer
     half: HalfMatrix
@@ -65,6 +73,11 @@ class _Model(NamedTuple):
     """The tokens of words that were met."""
     last_space: list[int]
     """What a space at the end of a text becomes."""
+
+    @cached_property
+    def table(self) -> FloatMatrix:
+        """The vectors as float32, shape (vocabulary, d): twice the memory, and sums are quicker."""
+        return self.half.astype(np.float32)
 
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a text as the tokenizer does, word by word where that is the same.
@@ -82,13 +95,13 @@ class _Model(NamedTuple):
 class WordLlamaEmbedder:
     """Embeds a text as the average of its tokens' static vectors, 256 dimensions.
 
-    The model is loaded on first use, once, also with several threads; it works in a forked child.
+    The model is loaded on first use, once a process, also with several threads; it works in a
+    forked child.
     Only the first 32,768 characters count. A text without tokens gives the zero vector.
     """
 
     def __init__(self) -> None:
         self._model: _Model | None = None
-        self._table: FloatMatrix | None = None
         self._embedded = 0
         self._lock = ForkSafeLock()
 
@@ -105,14 +118,12 @@ class WordLlamaEmbedder:
     def embed_documents(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per text, shape (n, d), of length one or zero."""
         self._embedded += len(texts)
-        if self._table is None and self._embedded >= _FEW_TEXTS:
-            self._table = self._loaded().half.astype(np.float32)
         return self.embed_queries(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> FloatMatrix:
         """Return one vector per query, the same as for a document."""
         model = self._loaded()
-        table = model.half if self._table is None else self._table
+        table = model.half if self._embedded < _FEW_TEXTS else model.table
         vectors = np.zeros((len(texts), _DIMENSION), np.float32)
         for vector, text in zip(vectors, texts, strict=True):
             # A lone surrogate cannot pass into the tokenizer; one text at a time starts no threads.
@@ -126,7 +137,7 @@ class WordLlamaEmbedder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without the model: it is loaded again where it is needed."""
-        return self.__dict__ | {"_model": None, "_table": None}
+        return self.__dict__ | {"_model": None}
 
     def _loaded(self) -> _Model:
         if self._model is None:
@@ -137,18 +148,30 @@ class WordLlamaEmbedder:
 
 
 def load_model() -> _Model:
-    """Read the model's two files."""
+    """Return the model of the installed package, read once for a process while its files stay."""
+    folder = package_folder()
+    files = (folder / "weights" / f"{_MODEL}.safetensors", folder / "tokenizers" / _TOKENIZER)
+    try:
+        stamps = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, files)]
+    except OSError:
+        stamps = []  # reading says what is wrong
+    with _loading:
+        return _read(files, tuple(stamps))
+
+
+@lru_cache(maxsize=1)
+def _read(files: tuple[Path, Path], stamps: object) -> _Model:  # noqa: ARG001 - of the key
+    """Read the model's two files; `stamps` tell them from others of the same name."""
     from tokenizers import Tokenizer
 
-    folder = package_folder()
     try:
-        weights = np.fromfile(folder / "weights" / f"{_MODEL}.safetensors", np.uint8)
-        vocabulary = (folder / "tokenizers" / "l2_supercat_tokenizer_config.json").read_bytes()
+        weights = np.fromfile(files[0], np.uint8)
+        vocabulary = files[1].read_bytes()
         half = _table(weights).astype(np.float16, copy=False)
         tokenizer = Tokenizer.from_str(vocabulary.decode("utf-8"))
     except Exception as error:
         raise EmbedderError(
-            f"the WordLlama model in {folder} cannot be read ({error}). "
+            f"the WordLlama model in {files[0].parent.parent} cannot be read ({error}). "
             "Reinstall it: pip install --force-reinstall --no-deps wordllama"
         ) from error
     tokenizer.no_padding()

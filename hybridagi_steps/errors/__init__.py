@@ -26,6 +26,7 @@
     │   ├── ReadOnlyStorageError               cannot be written
     │   │   ├── MissingGrantError              a database's role lacks a grant for it
     │   │   └── MovedNamespaceError            the namespace is at another address by now
+    │   ├── FileGoneError                      removed or replaced under an open memory
     │   ├── DiskFullError                      no space left
     │   ├── ConnectionLostError                a server's answer was lost: stored or not
     │   └── StorageBusyError (TimeoutError)    another writer holds the file too long
@@ -55,6 +56,7 @@
     ├── SequenceConflictError (ValueError)     the session ends elsewhere than the writer thought
     │   └── UnknownBranchError (KeyError)      the session has no branch with this id
     ├── NotAllowedError (PermissionError)      another user's, or not there: this is not told
+    │   └── OwnershipError                     a step that would join another user's run or step
     ├── PlanError (ValueError)                 a plan that cannot be run
     │   ├── PlanParseError                     its text, with line and field
     │   └── InvalidPlanError                   duplicate ids, unknown dependencies, cycles
@@ -257,6 +259,22 @@ class MissingGrantError(ReadOnlyStorageError):
 
 class MovedNamespaceError(ReadOnlyStorageError):
     """The namespace has moved: nothing is written here any more; a memory opened anew finds it."""
+
+
+class FileGoneError(StorageError):
+    """The file of an open memory was removed, renamed or replaced; nothing was written.
+
+    Until it is closed the memory can still read what was in the file, and write it elsewhere.
+    """
+
+    def __init__(self, path: str, event: str) -> None:
+        super().__init__(
+            f"{path} {event}, since this memory opened it: it was removed, renamed or replaced, "
+            "or its disk is gone. Nothing was written now. What was stored before is still held "
+            "open by this process alone: memory.backup(PATH) writes it into another file. Then "
+            "open the memory anew."
+        )
+        self.path = path
 
 
 class DiskFullError(StorageError):
@@ -483,6 +501,17 @@ class NotAllowedError(StepsError, PermissionError):
             f"session {session_id!r} is another user's, or is not there; name a session of yours, "
             "or ask whoever may act as any user."
         )
+
+
+class OwnershipError(NotAllowedError):
+    """A new AgentStep names a run, or a step above it, that is another user's."""
+
+    def __init__(self, step_id: str, field: str, value: str) -> None:
+        super().__init__(
+            f"step {step_id}: {field} {value!r} is another user's; leave it out, or name one of "
+            "your own."
+        )
+        self.step_id, self.field, self.value = step_id, field, value
 
 
 class MessageError(StepsError, ValueError):

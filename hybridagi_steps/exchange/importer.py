@@ -10,9 +10,8 @@ the steps that tell what was done.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridagi_steps.errors import (
@@ -23,8 +22,9 @@ from hybridagi_steps.errors import (
     UnknownRunError,
     VectorError,
 )
-from hybridagi_steps.exchange.formats import FORMATS, parquet, parse_as
-from hybridagi_steps.exchange.reader import file_path, opened, reading_errors
+from hybridagi_steps.exchange.containers import PassedOver, opened_members, passed_over_notes
+from hybridagi_steps.exchange.formats import FORMATS
+from hybridagi_steps.exchange.reader import file_path
 from hybridagi_steps.exchange.records import (
     Entry,
     ParentLinks,
@@ -35,10 +35,11 @@ from hybridagi_steps.exchange.records import (
     RunScores,
     Said,
     Skipped,
+    UnreadCounts,
     VectorOrigins,
 )
 from hybridagi_steps.exchange.session_import import SessionImport, TraceImport, Unit
-from hybridagi_steps.messages.conversation import UNANSWERED
+from hybridagi_steps.messages.conversation import NOT_READ, UNANSWERED
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
@@ -86,7 +87,8 @@ def import_file(
 
     Args:
         memory: Where to store.
-        path: A JSON, JSONL or Parquet file.
+        path: A JSON, JSONL or Parquet file; a zip or a folder of them; an SQLite file of
+            LangGraph's checkpointer or of the Agents SDK.
         format: One of `FORMATS`, or `auto`: told by the content.
         session_id: The session of steps that name none.
         user_id: The user of steps that name none.
@@ -95,47 +97,33 @@ def import_file(
     Raises:
         ExchangeError: The file cannot be read from its beginning (nothing was stored), or its
             encoding breaks later on (what came before is stored).
-        MissingExtraError: Parquet needs the extra `parquet`.
+        MissingExtraError: Parquet needs the extra `parquet`, LangGraph's SQLite files `langgraph`.
     """
     if format not in FORMATS:
         raise ExchangeError(f"unknown format {format!r}; known formats: {', '.join(FORMATS)}.")
     defaults = {"session_id": session_id, "user_id": user_id}
     file = file_path(path)
-    with _source(file, format) as (found, records, read_so_far):
-        source = {"kind": "import", "format": found, "name": file.name}
-        source["at"] = utc_now().isoformat()
-        given = {key: value for key, value in defaults.items() if value}
-        importer = _Importer(memory, given, source)
-        for batch in _batches(records):
-            importer.take(batch)
-            if progress is not None:
-                progress(*read_so_far(batch[-1].line))
+    given = {key: value for key, value in defaults.items() if value}
+    importer = _Importer(memory, given)
+    with opened_members(file, format) as members:
+        for member in members:
+            if isinstance(member, PassedOver):
+                importer.pass_over(member)
+                continue
+            source = {"kind": "import", "format": member.format, "name": file.name}
+            source["at"] = utc_now().isoformat()
+            importer.begin_file(member.name, source)
+            for batch in _batches(member.entries):
+                importer.take(batch)
+                if progress is not None:
+                    progress(*member.progress(batch[-1].line))
     return importer.report()
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
     """Look at the beginning of a file that is to be imported."""
-    with _source(file_path(path), "auto"):
+    with opened_members(file_path(path), "auto"):
         pass
-
-
-@contextmanager
-def _source(
-    file: Path, format_name: str
-) -> Generator[tuple[str, Iterator[Entry], Callable[[int], tuple[int, int]]]]:
-    """Open a file; give its format and steps, and a function from a line to (done, total)."""
-    with reading_errors(file):
-        is_parquet = format_name in ("auto", "parquet") and parquet.is_parquet(file)
-    if is_parquet:
-        rows = parquet.row_count(file)
-        yield "parquet", parquet.parse(file), lambda row: (row, rows)
-        return
-    if format_name == "parquet":
-        raise ExchangeError(f"{file} is no Parquet file.")
-    with opened(file) as source:
-        total = file.stat().st_size
-        found, steps = parse_as(format_name, source.records())
-        yield found, steps, lambda _: (min(source.bytes_read, total), total)
 
 
 def _batches(records: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -175,18 +163,29 @@ def _says_less(step: AgentStep, known: AgentStep) -> bool:
 class _Importer:
     """Stores batches and keeps count."""
 
-    def __init__(
-        self, memory: StepMemory, defaults: dict[str, str], source: dict[str, str]
-    ) -> None:
-        self._memory, self._defaults, self._from = memory, defaults, source
+    def __init__(self, memory: StepMemory, defaults: dict[str, str]) -> None:
+        self._memory, self._defaults = memory, defaults
+        self._from: dict[str, str] = {}
+        self._file = ""
+        self._passed: list[PassedOver] = []
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
+        self._not_read: Counter[str] = Counter()
         self._sessions = SessionImport(memory.repository())
         self._vectors, self._scores = VectorOrigins(memory), RunScores(memory)
         self._traces = TraceImport(memory, self._scores)
-        self._links = ParentLinks(memory.get_steps)
+        self._links, self._unread = ParentLinks(memory.get_steps), UnreadCounts()
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
+
+    def begin_file(self, name: str, source: dict[str, str]) -> None:
+        """Go on with a file, which is one of several if it has a name."""
+        self._end_unit()
+        self._file, self._from = name, source
+
+    def pass_over(self, member: PassedOver) -> None:
+        """Note a file of several that is of no known format."""
+        self._passed.append(member)
 
     def take(self, entries: Sequence[Entry]) -> None:
         """Store a batch."""
@@ -212,6 +211,7 @@ class _Importer:
             step_id = str(record.step.id)
             if fresh := step_id not in stored:
                 stored.add(step_id)
+                self._unread.see(record.step)
                 if record.embedder is not None:
                     fitting = self._vectors.fitting(record.step, record.embedder)
                     record = record._replace(step=fitting)
@@ -240,6 +240,7 @@ class _Importer:
         completed: list[Parsed] = []
         for record, metadata in zip(records, sourced, strict=True):
             step, defaults = record.step, self._defaults
+            self._not_read.update((step.metadata or {}).get(NOT_READ, ()))
             if record.said is not None:
                 defaults = {"session_id": record.said.line or step.run_id, **defaults}
             known = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
@@ -290,7 +291,10 @@ class _Importer:
         given = record.step.session_id is None and "session_id" in self._defaults
         branch_of = session_id if said.line else None
         self._sessions.begin(
-            said.line or session_id, anywhere=said.anywhere or given, branch_of=branch_of
+            said.line or session_id,
+            anywhere=said.anywhere or given,
+            branch_of=branch_of,
+            title=said.title,
         )
 
     def report(self) -> ImportReport:
@@ -298,7 +302,12 @@ class _Importer:
         read = self._added + self._already_there + self._skipped_count
         counts = (read, self._added, self._already_there)
         notes = (*self._vectors.notes(), *self._links.notes(), *self._traces.notes())
-        notes += tuple(self._sessions.notes())
+        notes += (*self._sessions.notes(), *self._unread.notes())
+        notes += tuple(passed_over_notes(self._passed))
+        notes += tuple(
+            f"no reader for {kind}, kept as it came: {count:,}"
+            for kind, count in self._not_read.items()
+        )
         return ImportReport(*counts, self._skipped, self._skipped_count, notes)
 
     def _store(self, records: list[Parsed]) -> None:
@@ -365,4 +374,5 @@ class _Importer:
     def _skip(self, line: int, reason: str) -> None:
         self._skipped_count += 1
         if len(self._skipped) < MAX_NAMED:
-            self._skipped.append((line, reason))
+            named = f"{self._file}: {reason}" if self._file else reason
+            self._skipped.append((line, named))

@@ -188,14 +188,16 @@ def reading_errors(path: Path) -> Generator[None]:
 
 
 def is_message(value: JsonValue) -> bool:
-    """Whether a value is one message of a list, in OpenAI's, Anthropic's or LangChain's form.
+    """Whether a value is one message of a list, in a provider's or an agent library's form.
 
     Items of OpenAI's Responses API are as good as messages.
     """
     match value:
         case {"step_type": _} | {"messages": _}:
             return False
-        case {"role": _} | {"lc": _}:
+        case {"role": _} | {"lc": _} | {"message_type": str()}:
+            return True
+        case {"kind": "request" | "response", "parts": [*_]}:
             return True
         case {"type": _, **others}:
             return not _SAID.isdisjoint(others)

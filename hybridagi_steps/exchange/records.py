@@ -25,7 +25,7 @@ from hybridagi_steps.messages.conversation import (
     conversation_steps,
 )
 from hybridagi_steps.messages.turns import Message, Turn
-from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from hybridagi_steps.stores.sql.salvage import Salvaged
 
 _ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
+
+
+UNREAD = "unread"
+"""Metadata key of a step or message: labels of what its file says and no reader understands."""
 
 
 class Record(NamedTuple):
@@ -65,6 +69,8 @@ class Said(NamedTuple):
     """Whether a conversation begins with it."""
     anywhere: bool = False
     """Whether it may begin anywhere in its session."""
+    title: str | None = None
+    """The title of the conversation that begins with it."""
 
 
 class Parsed(NamedTuple):
@@ -172,19 +178,55 @@ def chat_of(
     )
 
 
-def record_steps(record: Record, conversation: Conversation) -> list[Parsed | Skipped]:
-    """Return the steps of a record's conversation."""
+def record_steps(
+    record: Record,
+    conversation: Conversation,
+    *,
+    title: str | None = None,
+    user_id: str | None = None,
+) -> list[Parsed | Skipped]:
+    """Return the steps of a record's conversation, which a user had under a title."""
     line, anywhere = conversation.line, conversation.of_steps
-    return [
-        Parsed(record.line, step, Said(messages, line, place == 0, anywhere))
-        for place, (step, messages) in enumerate(conversation_steps(conversation))
-    ]
+    parsed: list[Parsed | Skipped] = []
+    for place, (step, messages) in enumerate(conversation_steps(conversation)):
+        if user_id is not None:
+            for owned in (step, *messages):
+                owned.user_id = owned.user_id or user_id
+        said = Said(messages, line, place == 0, anywhere, None if place else title)
+        parsed.append(Parsed(record.line, step, said))
+    return parsed
 
 
 def refused(record: Record, error: BadRecordError | RecursionError) -> Skipped:
     """Return why a record was passed over."""
     reason = str(error) if isinstance(error, BadRecordError) else "nested too deeply"
     return Skipped(record.line, record.place + reason)
+
+
+class UnreadCounts:
+    """Counts what was imported without being understood."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self.understood = 0
+
+    def see(self, step: AgentStep) -> None:
+        """Count a step that is imported, by what of it was not understood."""
+        labels = as_list((step.metadata or {}).get(UNREAD))
+        if not labels and _says_nothing(step):
+            labels = [f"steps of type {step.step_type.value} with no words, arguments or result"]
+        self._counts.update(str(label) for label in labels)
+        self.understood += not labels
+
+    def notes(self) -> list[str]:
+        """Return the counts in words."""
+        return [f"{count:,} {label} not understood" for label, count in self._counts.most_common()]
+
+
+def _says_nothing(step: AgentStep) -> bool:
+    inputs = step.inputs or {}
+    words = [inputs.get("purpose"), inputs.get("arguments"), step.outputs]
+    return step.step_type is AgentStepType.Action and not any(words)
 
 
 StepsOf = Callable[[Iterable[str]], list[AgentStep]]

@@ -35,6 +35,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import JsonObject
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.sessions.repository import SessionRepository
+from hybridagi_steps.sessions.session_details import name_session
 from hybridagi_steps.validation import admitted, admitted_messages, check_id
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class _Line:
     """Whether it need not be a session when all it says stands in another one."""
     refused: str = ""
     """Why the rest cannot be stored."""
+    title: str | None = None
+    """What the session is called, unless somebody has named it here."""
 
 
 class SessionImport:
@@ -86,7 +89,14 @@ class SessionImport:
         self._line = _Line("", "", [], numbered=False)
         self._forks: list[str] = []
 
-    def begin(self, session_id: str, *, anywhere: bool, branch_of: str | None = None) -> None:
+    def begin(
+        self,
+        session_id: str,
+        *,
+        anywhere: bool,
+        branch_of: str | None = None,
+        title: str | None = None,
+    ) -> None:
         """Begin a line that goes into a session.
 
         `anywhere` it may begin later than with the session's first message: where its own first one
@@ -97,6 +107,7 @@ class SessionImport:
         held = self._ids(session_id)
         line = _Line(session_id, session_id, held, numbered=False, placed=not anywhere)
         line.thread, line.is_branch = branch_of or session_id, branch_of is not None
+        line.title = title
         self._line = line
 
     def begin_own(self, session_id: str, shares: int, last_shared: str | None) -> None:
@@ -145,6 +156,9 @@ class SessionImport:
     def end(self) -> None:
         """End the line; a session that has no message of its own is made."""
         line = self._line
+        if line.title and line.held and not line.refused:
+            name_session(self._sessions, line.session_id, line.title)
+            line.title = None
         if line.held is not None or line.refused or line.session_id != line.asked:
             return
         if line.shared is not None and line.is_branch:

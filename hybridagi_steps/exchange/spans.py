@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hybridagi_steps.exchange.records import Parsed, Record, Skipped
+from hybridagi_steps.exchange.records import UNREAD, Parsed, Record, Skipped
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID
 from hybridagi_steps.records.json_reading import BadRecordError, JsonObject, agent_step, stable_id
 
@@ -55,6 +55,13 @@ class Span:
     notes: list[str] = field(default_factory=list[str])
     elsewhere: str | None = None
     """The span around it, where that one is not among those that are placed together."""
+    label: str = ""
+    """Its kind in the words of its format."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither words, arguments, result nor error were understood, nor a program."""
+        return not (self.purpose or self.arguments or self.outputs or self.error or self.is_program)
 
     @property
     def starts_at(self) -> int:
@@ -196,6 +203,8 @@ class _Walk:
 
     def _metadata(self, span: Span, before: list[str], *, opens: bool) -> JsonObject:
         metadata: JsonObject = {"format": self._trace.format}
+        if opens and span.is_empty:
+            metadata[UNREAD] = [f"spans {span.label or 'without a known attribute'}".strip()]
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
         if len(before) > 1:

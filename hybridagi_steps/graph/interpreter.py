@@ -91,6 +91,11 @@ class GraphInterpreter(dspy.Module):
     records_itself = True
     """For recorders: the programs it runs leave the steps, the module none."""
 
+    @property
+    def told_as(self) -> str:
+        """The program that its runs begin with, by which their steps name it."""
+        return self.entrypoint
+
     def __init__(
         self,
         programs: GraphProgram | str | Iterable[Any] | Mapping[str, Any] | ProgramLibrary,

@@ -20,7 +20,7 @@ from typing import Any, cast
 from pydantic import JsonValue, ValidationError
 
 from hybridagi_steps.messages.parts import cache_mark, called
-from hybridagi_steps.messages.turns import ROLES, Message, Turn
+from hybridagi_steps.messages.turns import Message, Turn
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
@@ -33,11 +33,13 @@ from hybridagi_steps.records.json_reading import (
     text_of,
     time_of,
 )
-from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
+from hybridagi_steps.records.message import ROLES, MessageRole, Step, StepMetrics
 from hybridagi_steps.records.step_text import CHAT
 
 UNANSWERED = "no result for this call"
 """The note of an Action whose tool has not answered, as far as the file goes."""
+NOT_READ = "not_read"
+"""Metadata key: what of a step's messages has no reader, by type; they are kept as they came."""
 LONGEST_RUN_ID = 128
 """Longer ids of a conversation do not become the run's."""
 
@@ -62,6 +64,8 @@ class Conversation:
     """What stood beside the messages."""
     line: str | None = None
     """The session that the messages go to, where it is a fork of `session_id`."""
+    unread: tuple[str, ...] = ()
+    """What stood beside the messages and has no reader."""
     of_steps: bool = False
     """Whether the messages are Steps, which keep their ids."""
 
@@ -130,6 +134,8 @@ class _Reader:
                 self._held.append(turn)
             elif role == "user":
                 self._user_message(turn)
+            elif role not in ROLES:
+                self._data(turn)
             else:
                 self._assistant_message(turn)
         self._close_calls()
@@ -165,6 +171,12 @@ class _Reader:
         self._program_id = None
         self._program_id = self._add(f"{turn.place}", "ProgramCall", inputs, None, [turn])
 
+    def _data(self, turn: Turn) -> None:
+        """Keep what somebody says whose part in the conversation nobody knows."""
+        outputs = {"result": text_of(turn.view.get("content"))}
+        inputs: JsonObject = {"purpose": self._question, "arguments": {}}
+        self._add(f"{turn.place}", "Action", inputs, outputs, [turn])
+
     def _assistant_message(self, turn: Turn) -> None:
         text = text_of(turn.view.get("content")) or text_of(turn.view.get("refusal"))
         calls = _calls_of(turn.view)
@@ -180,7 +192,7 @@ class _Reader:
     def _tool_result(self, turn: Turn) -> None:
         call_id, name = turn.view.get("tool_call_id"), turn.view.get("name")
         for call in self._calls:
-            same = call.id == call_id if call_id else call.inputs.get("tool") == name
+            same = call.id == call_id if call_id else not name or call.inputs.get("tool") == name
             if same and call.answer is None:
                 call.answer = turn
                 call.turns.append(turn)
@@ -240,7 +252,7 @@ class _Reader:
         """Make a step that carries turns; `named` is the one that its id comes from."""
         carried = _natives((*self._held, *turns))
         self._held = []
-        metadata = self._metadata(carried, note)
+        metadata = self._metadata(carried, note, turns)
         made = made or next(filter(None, map(self._writer.time_of, turns)), None)
         failed = kind == "Action" and any(turn.failed for turn in turns)
         fields: JsonObject = {
@@ -267,13 +279,18 @@ class _Reader:
             self._writer.link(turn, self._parent)
         return self._parent
 
-    def _metadata(self, carried: Sequence[Turn], note: str) -> JsonObject:
+    def _metadata(self, carried: Sequence[Turn], note: str, turns: Sequence[Turn]) -> JsonObject:
         metadata: JsonObject = {
             "format": self._conversation.format,
             "message_indexes": [turn.place for turn in carried],
         }
         if note:
             metadata["note"] = note
+        unread = [kind for turn in turns for kind in turn.unread]
+        if not self.steps:
+            unread += self._conversation.unread
+        if unread:
+            metadata[NOT_READ] = unread
         if self._joins:
             metadata["joins"], self._joins = self._joins, []
         if not self.steps and self._conversation.extras:
@@ -373,9 +390,12 @@ class _MessageWriter:
 
     def _message(self, turn: Turn) -> Step:
         view = turn.view
-        role = ROLES[view["role"]]
+        role = ROLES.get(view["role"])
         linked = self._links.get(id(turn), [])
         metadata: JsonObject = {"format": self._conversation.format}
+        if role is None:  # as a tool's result it is quoted to a model as data
+            role, metadata["role"] = MessageRole.TOOL, view["role"]
+            view = {"name": view["role"], **view}
         calls = self._calls(turn) if role is MessageRole.ASSISTANT else None
         if calls:
             metadata["agent_step_ids"] = linked

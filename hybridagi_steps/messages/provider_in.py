@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from hybridagi_steps.errors import MessageError
 from hybridagi_steps.messages.agent_steps import IS_ERROR
+from hybridagi_steps.messages.conversation import NOT_READ
 from hybridagi_steps.messages.parts import (
     OpenCalls,
     cache_mark,
@@ -21,7 +22,9 @@ from hybridagi_steps.messages.parts import (
     function_call,
     json_text,
 )
-from hybridagi_steps.messages.turns import ROLES, THINKING_BLOCKS
+from hybridagi_steps.messages.provider_shapes import THINKING_BLOCKS, shaped, thinking_text
+from hybridagi_steps.messages.response_items import is_item
+from hybridagi_steps.messages.turns import openai_turns
 from hybridagi_steps.messages.units import THINKING
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
@@ -29,11 +32,10 @@ from hybridagi_steps.records.json_reading import (
     as_list,
     as_object,
     as_text,
-    text_of,
     time_of,
     without,
 )
-from hybridagi_steps.records.message import MessageRole, Step, new_id, utc_now
+from hybridagi_steps.records.message import ROLES, MessageRole, Step, new_id, utc_now
 
 NATIVE = "native"
 """Metadata key: what a message held beside its role, content and calls."""
@@ -70,12 +72,24 @@ def from_messages(
         messages = cast("Iterable[Message]", request["messages"])
     if isinstance(messages, str) or not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
         raise MessageError(f"messages are a list, not {type(messages).__name__}.")
-    for place, message in (*first, *enumerate(messages, start=1)):
+    for place, message in (*first, *enumerate(_without_items(messages), start=1)):
         try:
             reader.read(place, message)
         except BadRecordError as error:
             raise MessageError(f"message {place}: {error}") from error
     return reader.steps
+
+
+def _without_items(messages: Iterable[Message]) -> Iterable[Message]:
+    """Return items of the Responses API as the messages that they make up, if there are any."""
+    given = list(messages)
+    if not any(map(is_item, given)):
+        return given
+    try:
+        turns = openai_turns([dict(item) for item in given])
+    except BadRecordError as error:
+        raise MessageError(str(error)) from error
+    return [{**turn.view, **({NOT_READ: [*turn.unread]} if turn.unread else {})} for turn in turns]
 
 
 class _Reader:
@@ -86,16 +100,24 @@ class _Reader:
         self._session_id = session_id
         self._used: set[str] = set()
         self._open: OpenCalls[str] = OpenCalls()
-        self._open_names: dict[str, list[str]] = {}
+        self._nameless: list[tuple[object, str]] = []
+        """Calls without an id that wait: the tool, and the id that the call has now."""
 
     def read(self, place: int, message: object) -> None:
         if not isinstance(message, Mapping):
             raise BadRecordError(f"an object is wanted, not {_kind(message)}.")
-        fields = dict(cast("Message", message))
-        role = ROLES.get(str(fields.get("role")))
-        if role is None:
-            wanted = ", ".join(ROLES)
-            raise BadRecordError(f"role: {fields.get('role')!r:.60} is not {wanted}.")
+        given = dict(cast("Message", message))
+        if not isinstance(given.get("role"), str):
+            raise BadRecordError(f"role: {given.get('role')!r:.60} is not {', '.join(ROLES)}.")
+        if _is_divided(given):
+            for turn in openai_turns([given]):
+                self.read(place, turn.view)
+            return
+        fields, unread = shaped(given)
+        role = ROLES.get(fields["role"])
+        if role is None and fields.get("content") is None:
+            raise BadRecordError(f"role: {given['role']!r:.60} is not {', '.join(ROLES)}.")
+        fields = {**fields, **({NOT_READ: [*unread]} if unread else {})}
         content = _content(fields.get("content"))
         if role is MessageRole.ASSISTANT:
             self._assistant(place, fields, content)
@@ -103,8 +125,11 @@ class _Reader:
             answered = self._answered_call(place, fields)
             said = "" if content is None else content
             self._add(role, fields, said, _native(fields), tool_call_id=answered)
+        elif role is None:
+            metadata = _native(fields) | {"role": fields["role"]}
+            self._add(MessageRole.TOOL, {"name": fields["role"], **fields}, content, metadata)
         else:
-            self._other(role, fields, content)
+            self._other(place, role, fields, content)
 
     def _assistant(self, place: int, fields: JsonObject, content: str | Parts | None) -> None:
         calls, metadata = self._calls(place, fields), _native(fields)
@@ -131,12 +156,16 @@ class _Reader:
         )
 
     def _answered_call(self, place: int, fields: JsonObject) -> str:
-        """Return the call that a tool's message answers."""
-        if fields.get("role") == "function":
-            name = fields.get("name")
-            waiting = self._open_names.get(str(name)) or []
-            return waiting.pop(0) if waiting else call_id(place, name)
-        return self._answered("tool_call_id", fields.get("tool_call_id"))
+        """Return the call that a tool's message answers: by its id, else by the tool's name."""
+        given, name = fields.get("tool_call_id"), fields.get("name")
+        by_id = given is not None or not (name or self._nameless)
+        if by_id and fields.get("role") != "function":
+            return self._answered("tool_call_id", given)
+        found = next((call for call in self._nameless if not name or call[0] == name), None)
+        if found is None:
+            return call_id(place, name)
+        self._nameless.remove(found)
+        return found[1]
 
     def _answered(self, field: str, given: object) -> str:
         """Return the id of the call that a result answers; its own if none waits."""
@@ -144,7 +173,9 @@ class _Reader:
             raise BadRecordError(f"{field}: {given!r:.60} is no call's id.")
         return self._open.answer(given) or given
 
-    def _other(self, role: MessageRole, fields: JsonObject, content: str | Parts | None) -> None:
+    def _other(
+        self, place: int, role: MessageRole, fields: JsonObject, content: str | Parts | None
+    ) -> None:
         if content is None:
             raise BadRecordError("content: missing.")
         metadata = _native(fields)
@@ -153,14 +184,17 @@ class _Reader:
         if isinstance(content, list):
             results, rest = _divided(content, ("tool_result",))
             for block in results:
-                self._block_result(without(fields, *_READ), block)
+                self._block_result(place, without(fields, *_READ), block)
             if results and not rest:
                 return
             content = _plain(rest)
         self._add(role, fields, content or "", metadata)
 
-    def _block_result(self, fields: JsonObject, block: JsonObject) -> None:
-        answered = self._answered("tool_use_id", block.get("tool_use_id"))
+    def _block_result(self, place: int, fields: JsonObject, block: JsonObject) -> None:
+        given = {"tool_call_id": block.get("tool_use_id"), "name": block.get("name")}
+        if given["tool_call_id"] is None and not given["name"]:
+            raise BadRecordError(f"tool_use_id: {None!r} is no call's id.")
+        answered = self._answered_call(place, given)
         content = _content(block.get("content"))
         said = _plain(content) if isinstance(content, list) else content
         metadata = {IS_ERROR: True} if block.get("is_error") is True else {}
@@ -181,7 +215,6 @@ class _Reader:
         if isinstance(fields.get("function_call"), dict):
             name, arguments = map(as_object(fields["function_call"]).get, ("name", "arguments"))
             calls.append(self._call(place, len(calls), None, name, arguments))
-            self._open_names.setdefault(str(name), []).append(calls[-1]["id"])
         return calls
 
     def _call(
@@ -197,6 +230,8 @@ class _Reader:
         self._used.add(unique)
         if given:
             self._open.add(given, place, unique)
+        else:
+            self._nameless.append((name, unique))
         return function_call(unique, name, json_text({} if arguments is None else arguments))
 
     def _add(
@@ -250,19 +285,26 @@ def _plain(parts: Parts) -> str | Parts | None:
 
 def _native(fields: JsonObject) -> JsonObject:
     """Return what a message holds beside what a Step has fields for, as metadata."""
-    rest = without(fields, *_READ, "function_call")
+    rest = without(fields, *_READ, "function_call", "parts", NOT_READ)
     rest = {name: value for name, value in rest.items() if value is not None}
     mark = cache_mark(rest)
     rest = without(rest, *mark)
+    mark |= {NOT_READ: fields[NOT_READ]} if NOT_READ in fields else {}
     return {NATIVE: rest, **mark} if rest else mark
+
+
+def _is_divided(message: JsonObject) -> bool:
+    """Whether an assistant's message holds results of calls beside the calls themselves."""
+    parts = shaped(message).message
+    blocks = as_list(parts.get("content")) if parts["role"] == "assistant" else []
+    return any(as_object(block).get("type") == "tool_result" for block in blocks)
 
 
 def _reasoning(fields: JsonObject, metadata: JsonObject) -> str | None:
     given = fields.get("reasoning_content")
     if isinstance(given, str):
         return given
-    thoughts = (block.get("thinking") for block in metadata.get(THINKING, ()))
-    return "\n".join(text_of([{"text": thought}]) for thought in thoughts if thought) or None
+    return thinking_text(metadata.get(THINKING, [])) or None
 
 
 def _kind(value: object) -> str:

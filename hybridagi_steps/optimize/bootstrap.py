@@ -12,7 +12,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -31,7 +31,7 @@ from hybridagi_steps.optimize.demos import (
     steps_of,
     told_hash,
 )
-from hybridagi_steps.optimize.examples import class_of, ended_runs
+from hybridagi_steps.optimize.examples import runs_as_examples
 from hybridagi_steps.optimize.exclusion import (
     Exclusions,
     Fence,
@@ -45,7 +45,7 @@ from hybridagi_steps.optimize.exclusion import (
 from hybridagi_steps.optimize.stored_runs import check_memory
 from hybridagi_steps.optimize.with_experience import LearnedProgram
 from hybridagi_steps.recording.recorded_program import checked_program
-from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID
+from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID, options_of
 from hybridagi_steps.recording.trials import example_key, read_score
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import tokens
@@ -71,7 +71,8 @@ class BootstrapFromMemory(Teleprompter):
             NaN, or raises, stays unscored.
         group: Says which runs know the answers of validation examples, as `WithExperience` has it.
             Without it only runs with equal inputs are tied, and steps that hold an answer which a
-            single example has, in whole words of any case, are left out besides.
+            single example has, in whole words of any case, are left out besides; labels of a closed
+            set (Literal, an enumeration, bool) are no such answers.
         exclude: What `hs.exclude` names.
         seed: Which of many equally good choices is made.
 
@@ -119,7 +120,8 @@ class BootstrapFromMemory(Teleprompter):
             valset: Examples that the program will be judged by: no demonstration knows them.
 
         Returns:
-            The copy; its `provenance()` says where each demonstration comes from.
+            The copy; its `provenance()` says where each demonstration comes from, its `left_out`
+            how many steps were not used, by reason, of which a warning tells, too.
 
         Raises:
             InvalidSettingError: `group` fails, or gives nothing, on an example of the valset.
@@ -138,15 +140,16 @@ class BootstrapFromMemory(Teleprompter):
             left_out["knows a validation example"] += len(usable) - len(passed)
             predict.demos = _spread(collapsed(passed), self.max_demos, self.seed)
         left_out = +left_out
-        if left_out:
-            _log.info("BootstrapFromMemory: left out %s.", dict(left_out))
+        why = ", ".join(f"{count:,}: {reason}" for reason, count in left_out.items())
         if not any(predict.demos for predict in compiled.predictors()):
             _log.warning(
                 "BootstrapFromMemory: no stored step can be used (%s); the program is as before.",
-                ", ".join(f"{count:,}: {why}" for why, count in left_out.items())
-                or "none of these predictors",
+                why or "none of these predictors",
             )
+        elif left_out:
+            _log.warning("BootstrapFromMemory: left out are steps (%s).", why)
         compiled = compiled if isinstance(compiled, LearnedProgram) else LearnedProgram(compiled)
+        compiled.left_out = left_out
         return compiled.as_compiled()
 
     def _passes(self, score: float | None) -> bool:
@@ -165,7 +168,8 @@ class BootstrapFromMemory(Teleprompter):
             return {}
         labelled = {example_key(dict(each.inputs())): each for each in trainset}
         judged: dict[str, float | None] = {}
-        for run in islice(self._runs(program), _LOOKED_AT):
+        usable = learnable(self.memory, self.where, self.exclude, None)
+        for run in islice(runs_as_examples(usable, program, None, LeftOut()), _LOOKED_AT):
             asked = labelled.get(example_key(dict(run.inputs())), run.inputs())
             given = dspy.Prediction(**dict(run.labels()))
             try:
@@ -175,16 +179,6 @@ class BootstrapFromMemory(Teleprompter):
                 score = None
             judged.setdefault(str(run[RUN_ID]), score)
         return judged
-
-    def _runs(self, program: dspy.Module) -> Iterator[dspy.Example]:
-        """Return the program's runs; a predictor's own are its steps."""
-        asked = learnable(self.memory, self.where, self.exclude, None)
-        [*predictors] = program.named_predictors()
-        if len(predictors) == 1 and predictor_name(program, predictors[0][0]) == "Predict":
-            predict = predictors[0][1]
-            steps = steps_of(asked, "Predict", predict)
-            return demos_of(steps, predict.signature, self.memory, LeftOut())
-        return ended_runs(asked, class_of(program), None, LeftOut())
 
 
 class _Validation:
@@ -211,7 +205,8 @@ class _Validation:
             frozenset(group for group in groups if group is not None),
             frozenset(str(name) for name in named if name is not None),
         )
-        self._answers = set[str]() if group is not None else _telling_answers(valset)
+        closed = _closed_fields(program)
+        self._answers = set[str]() if group is not None else _telling_answers(valset, closed)
 
     def passed(self, demos: Sequence[dspy.Example]) -> list[dspy.Example]:
         """Return demonstrations of runs that know no validation example."""
@@ -227,10 +222,19 @@ class _Validation:
         return any(answer in said for answer in self._answers)
 
 
-def _telling_answers(valset: Sequence[dspy.Example]) -> set[str]:
+def _closed_fields(program: dspy.Module) -> frozenset[str]:
+    """Return outputs of a program whose values are a closed set: a label of it tells nobody."""
+    predictors: list[Any] = program.predictors()
+    outputs = [field for each in predictors for field in each.signature.output_fields.items()]
+    is_open = {name for name, field in outputs if options_of(field.annotation) is None}
+    return frozenset(name for name, _ in outputs) - is_open
+
+
+def _telling_answers(valset: Sequence[dspy.Example], closed: Collection[str]) -> set[str]:
     """Return labels that a single example has: who reads one knows that example's answer."""
-    told = Counter(_worded(value) for example in valset for value in example.labels().values())
-    return {text for text, count in told.items() if count == 1 and text.strip()}
+    labels = [label for example in valset for label in example.labels().items()]
+    counts = Counter(_worded(value) for name, value in labels if name not in closed)
+    return {text for text, count in counts.items() if count == 1 and text.strip()}
 
 
 def _worded(value: object) -> str:

@@ -8,6 +8,7 @@ itself, so that no prompt shows it.
 
 from __future__ import annotations
 
+import heapq
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +35,10 @@ from hybridagi_steps.recording.recorded_program import ProgramShell
 from hybridagi_steps.recording.step_shapes import REASONING, RUN_ID, STEP_ID, signature_key
 from hybridagi_steps.recording.trajectories import (
     NEXT_TOOL,
+    TOOL_CALLS,
     TRAJECTORY,
+    call_turn_fields,
+    calls_of_turn,
     is_turn,
     shown_trajectory,
     turn_fields,
@@ -43,6 +47,7 @@ from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import text_hash
+from hybridagi_steps.records.store_values import CLOSING
 from hybridagi_steps.validation import Where, whole_number
 
 _FIRST_PAGE, _GROWTH = 500, 3
@@ -150,6 +155,10 @@ def steps_of(usable: Learnable, predictor: str, predict: Any) -> Iterator[AgentS
     asked = {"predictors": [predictor]}, {"signatures": [signature_key(predict.signature)]}
     for each in asked:
         steps = newest(usable, **each)
+        if TOOL_CALLS in predict.signature.output_fields and usable.where.scope is None:
+            closing = usable.where.model_copy(update={"scope": CLOSING})  # the answer is a call
+            both = steps, newest(usable._replace(where=closing), **each)
+            steps = heapq.merge(*both, key=lambda step: step.created_at, reverse=True)
         if (first := next(steps, None)) is not None:
             yield first
             yield from steps
@@ -189,7 +198,13 @@ def demo_of(step: AgentStep, signature: Any, memory: StepMemory) -> dspy.Example
     if step.signature is not None and step.signature != signature_key(signature):
         raise LeftOutError("another signature")
     given = _fields_of(step, signature, memory)
-    typed = {name: typed_value(name, field.annotation, given) for name, field in _fields(signature)}
+    # A turn of ReActV2 is asked what stands in no history yet, and its tools are the agent's own.
+    required = given if TOOL_CALLS in signature.output_fields else signature.fields
+    typed = {
+        name: typed_value(name, field.annotation, given)
+        for name, field in _fields(signature)
+        if name in required
+    }
     return with_provenance(step, typed).with_inputs(*signature.input_fields)
 
 
@@ -214,6 +229,8 @@ def typed_value(name: str, annotation: Any, given: Mapping[str, Any]) -> Any:
     if name not in given:
         raise LeftOutError(f"no {name}")
     value = given[name]
+    if isinstance(value, dspy.History | dspy.ToolCalls):
+        return value
     if annotation is str:
         if not isinstance(value, str):
             raise LeftOutError(f"{name} does not validate")
@@ -249,9 +266,11 @@ def _fields(signature: Any) -> list[tuple[str, Any]]:
 def _fields_of(step: AgentStep, signature: Any, memory: StepMemory) -> dict[str, Any]:
     """Return what a predictor was asked and gave, by the names of its fields."""
     if is_turn(step):
-        if NEXT_TOOL not in signature.output_fields:
-            raise LeftOutError("a turn of ReActV2")
-        return turn_fields(step, memory)
+        if NEXT_TOOL in signature.output_fields:
+            return turn_fields(step, memory)
+        if TOOL_CALLS not in signature.output_fields:
+            raise LeftOutError("a turn of an agent")
+        return _fields_of_calls(step, memory)
     asked = dict(inert_json(step.arguments))
     outputs = dict(inert_json(step.outputs or {}))
     if isinstance(asked.get(TRAJECTORY), dict) and TRAJECTORY in signature.input_fields:
@@ -261,3 +280,13 @@ def _fields_of(step: AgentStep, signature: Any, memory: StepMemory) -> dict[str,
         closed = [name for name in signature.output_fields if name not in REASONING]
         outputs[str(chosen or closed[0])] = outputs.pop("choice")
     return {**asked, **outputs}
+
+
+def _fields_of_calls(step: AgentStep, memory: StepMemory) -> dict[str, Any]:
+    """Return a turn of `dspy.ReActV2`, which is told by the first of its calls."""
+    calls = calls_of_turn(step, memory)
+    if calls[0].id != step.id:
+        raise LeftOutError("a further call of its turn")
+    for call in calls:
+        check_whole(call)
+    return call_turn_fields(step, memory)

@@ -19,13 +19,16 @@ from hybridagi_steps.optimize.demos import (
     LeftOutError,
     check_whole,
     collapsed,
+    demos_of,
     newest,
+    steps_of,
     steps_to_demos,
     unwrapped,
     with_provenance,
 )
 from hybridagi_steps.optimize.exclusion import Exclusions, Learnable, learnable
 from hybridagi_steps.outside_files import replacing
+from hybridagi_steps.recording.step_shapes import signature_key
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE
@@ -50,7 +53,8 @@ def steps_to_examples(
 
     Args:
         memory: Where its runs are.
-        program: The class of the program, as its ProgramCalls name it, or the program.
+        program: The class of the program, as its ProgramCalls name it, or the program: a predictor
+            alone, or a `GraphInterpreter`, too.
         outputs: Names of the outputs that an example must have; None: all but its trajectory.
         where: Which ends of the program may be used; by default those of the user that the run
             around it names, and where none is named everybody's, without trials.
@@ -74,11 +78,18 @@ def steps_to_examples(
     most = _EVERYTHING if limit is None else whole_number("limit", limit, 1)
     left_out = LeftOut()
     usable = learnable(memory, where, exclude, min_score)
-    runs = ended_runs(usable, name, outputs, left_out)
-    found = Examples(collapsed(runs, most), left_out)
+    found = Examples(
+        collapsed(runs_as_examples(usable, program, outputs, left_out), most), left_out
+    )
     if not found and not left_out:
+        predict = bare_predictor(program)
+        own_steps: dict[str, Any] = (
+            {"program": name}
+            if predict is None
+            else {"signatures": [signature_key(predict.signature)]}
+        )
         with unnoted():
-            own = memory.find({"program": name, "scope": EVERY_SCOPE}, limit=1).steps
+            own = memory.find({**own_steps, "scope": EVERY_SCOPE}, limit=1).steps
             calls = [] if own else memory.find({"step_types": ["ProgramCall"]}, limit=1_000).steps
         if not own:
             raise UnknownProgramError(name, sorted({step.program or "" for step in calls}))
@@ -127,10 +138,15 @@ def to_finetune(
     )
     adapter: Any = dspy.settings.adapter or dspy.ChatAdapter()
     target, count = Path(path), 0
+    agents: list[tuple[str, Any]] = [*program.named_sub_modules(dspy.ReActV2)]
+    tools = {id(agent.react): [*agent.tools.values()] for _, agent in agents}
     with replacing(target) as file:
         for name, predict in program.named_predictors():
             for demo in demos[name]:
-                sides = {"inputs": dict(demo.inputs()), "outputs": dict(demo.labels())}
+                inputs = dict(demo.inputs())
+                if id(predict) in tools:
+                    inputs["tools"] = tools[id(predict)]
+                sides = {"inputs": inputs, "outputs": dict(demo.labels())}
                 told = adapter.format_finetune_data(predict.signature, demos=[], **sides)
                 file.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
                 count += 1
@@ -143,7 +159,38 @@ def class_of(program: object) -> str:
         raise InvalidSettingError(
             f'program is the name of a class, such as "Agent", or a program, not {program!r:.80}.'
         )
-    return type(unwrapped(program)).__name__
+    shown = unwrapped(program)
+    return getattr(shown, "told_as", None) or type(shown).__name__
+
+
+def bare_predictor(program: object) -> Any:
+    """Return the predictor that a program is, without any module around it; None: it is none."""
+    shown = unwrapped(program) if isinstance(program, dspy.Module) else None
+    return shown if isinstance(shown, dspy.Predict) else None
+
+
+def runs_as_examples(
+    usable: Learnable,
+    program: str | dspy.Module,
+    outputs: Sequence[str] | None,
+    left_out: LeftOut,
+) -> Iterator[dspy.Example]:
+    """Yield a program's runs as examples, the newest first; a predictor's own are its steps."""
+    predict = bare_predictor(program)
+    if predict is None:
+        name = program if isinstance(program, str) else class_of(program)
+        yield from ended_runs(usable, name, outputs, left_out)
+        return
+    signature = predict.signature
+    required = set(signature.output_fields if outputs is None else outputs)
+    missing = next(iter(sorted(required - {*signature.output_fields})), None)
+    omitted = {*signature.output_fields} - required
+    steps = steps_of(usable, class_of(program), predict)
+    for example in demos_of(steps, signature, usable.memory, left_out):
+        if missing is None:
+            yield example.without(*omitted).with_inputs(*signature.input_fields)
+        else:
+            left_out[f"no {missing}"] += 1
 
 
 def ended_runs(

@@ -1,7 +1,7 @@
 """Recall at call time: what past steps a predictor's prompt is given, and what is told of it.
 
 One search, no write, no model. It asks for steps of the same predictor that did something in a like
-state, ranks them by what was done before and how it ended, and keeps what fits the budget. Whatever
+state, ranks them by how they match and how they ended, and keeps what fits the budget. Whatever
 goes wrong leaves the program as it is without a memory, and is said once.
 """
 
@@ -39,7 +39,7 @@ from hybridagi_steps.recording.step_shapes import (
     purpose_of,
     signature_of,
 )
-from hybridagi_steps.recording.trajectories import NEXT_TOOL
+from hybridagi_steps.recording.trajectories import NEXT_TOOL, TOOL_CALLS, agent_question
 from hybridagi_steps.recording.trials import current_level, example_key
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.recording_hooks import tell, unnoted
@@ -48,8 +48,6 @@ from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.records.store_values import CLOSING
 
-SAME_BEFORE = 0.5
-"""What it adds to a step's score that the step before it did what the step before this call did."""
 POOL = 24
 """Hits that are looked at, at least; eight for each demonstration wanted."""
 _MOST_FETCHED = 2_000
@@ -245,9 +243,9 @@ class Experience:
         """Return past steps of a predictor, the best first; of none, those of its signature."""
         maker = maker_of(predict, {"kwargs": kwargs})
         signature: Any = signature_of(predict, {"kwargs": kwargs})
-        before, question, scopes = _step_before(memory), _query(predict, kwargs, maker), _OWN
-        if NEXT_TOOL in signature.output_fields:
-            scopes = (None, CLOSING)
+        question, scopes = _query(predict, kwargs, maker), _OWN
+        if signature.output_fields.keys() & {NEXT_TOOL, TOOL_CALLS}:
+            before, scopes = _step_before(memory), (None, CLOSING)
             state = [] if before is None else memory.get_steps([before])
             if state:  # a turn's own text does not tell after what it was made
                 question = QueryWithSteps(queries=QueryList(queries=[question]), steps=state)
@@ -255,7 +253,7 @@ class Experience:
         for keys in ({"predictors": maker.predictor, **of_signature}, of_signature):
             found = [self._hits(memory, question, keys, scope, ties) for scope in scopes]
             if hits := [hit for several in found for hit in several]:
-                return self._scored(memory, hits, before)
+                return self._scored(hits)
         return []
 
     def _hits(
@@ -304,24 +302,11 @@ class Experience:
             found = found.and_(StepFilter(exclude_run_id=under_way))
         return found
 
-    def _scored(
-        self, memory: StepMemory, hits: Sequence[StepHit], before: str | None
-    ) -> list[_Candidate]:
-        did: dict[str, tuple[str, Any]] = {}
-        if before is not None:
-            parents = {str(hit.step.parent_id) for hit in hits if hit.step.parent_id is not None}
-            read = memory.get_steps(sorted({before, *parents}))
-            did = {id_text(step.id): _done(step) for step in read}
-        done = did.get(before or "")
+    def _scored(self, hits: Sequence[StepHit]) -> list[_Candidate]:
         ranked: list[_Candidate] = []
         for hit in hits:
-            same = done is not None and did.get(str(hit.step.parent_id)) == done
             rated = 0.0 if hit.step.score is None else min(max(hit.step.score, 0.0), 1.0) - 0.5
-            score = hit.score + SAME_BEFORE * same + self.prefer * rated
-            reason = "; ".join(
-                filter(None, [hit.why, f"after {done[0]} too" if same and done else ""])
-            )
-            ranked.append(_Candidate(score, hit, reason))
+            ranked.append(_Candidate(hit.score + self.prefer * rated, hit, hit.why))
         return sorted(ranked, key=lambda each: -each.score)
 
     def _ties(self, memory: StepMemory, call: OutermostCall) -> Ties | None:
@@ -383,15 +368,12 @@ def _step_before(memory: StepMemory) -> str | None:
 
 def _query(predict: dspy.Predict, kwargs: dict[str, Any], maker: Maker) -> Query:
     """Return what the step would say that this call will leave."""
-    asked = plain(predict_arguments(predict, {"kwargs": kwargs}), [])
+    arguments = predict_arguments(predict, {"kwargs": kwargs})
+    if TOOL_CALLS in signature_of(predict, {"kwargs": kwargs}).output_fields:
+        arguments = agent_question(arguments)
+    asked = plain(arguments, [])
     purpose = "" if asked else purpose_of(predict)  # the same in all of its steps
     inputs = {"purpose": purpose, "arguments": asked}
     kind = AgentStepType.Action
     step = AgentStep(step_type=kind, inputs=inputs, predictor=maker.predictor)
     return Query(query=own_text(step))
-
-
-def _done(step: AgentStep) -> tuple[str, Any]:
-    """Return what a step did: a tool or predictor, and what it chose."""
-    named = step.tool or step.predictor or step.program or str(step.step_type)
-    return named, (step.outputs or {}).get("choice")

@@ -23,7 +23,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.optimize.demos import defaults_of, unwrapped
+from hybridagi_steps.optimize.demos import LeftOut, defaults_of, unwrapped
 from hybridagi_steps.optimize.exclusion import (
     Exclusion,
     Exclusions,
@@ -69,11 +69,17 @@ class DemoSource(NamedTuple):
 
 
 class LearnedProgram(ProgramShell):
-    """A program that says where its demonstrations come from."""
+    """A program that says where its demonstrations come from.
+
+    Attributes:
+        left_out: How many steps were not made demonstrations of when it was compiled, by reason.
+    """
+
+    own_names: ClassVar[frozenset[str]] = ProgramShell.own_names | {"left_out"}
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.left_out = program, LeftOut()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program."""
@@ -166,7 +172,7 @@ class WithExperience(LearnedProgram):
         InvalidFilterError: An unknown key in `where`, or something else in `exclude`.
     """
 
-    own_names: ClassVar[frozenset[str]] = ProgramShell.own_names | {"experience"}
+    own_names: ClassVar[frozenset[str]] = LearnedProgram.own_names | {"experience"}
 
     def __init__(
         self,

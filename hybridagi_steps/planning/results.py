@@ -174,9 +174,11 @@ class PlanResult:
 
     def __str__(self) -> str:
         """How it ended and why, then one line a step."""
+        from hybridagi_steps.display.terminal import printable
+
         first = f"{self.status}: {self.requirement[:100]}"
         why = [f"  {type(self.error).__name__}: {self.error}"] if self.error is not None else []
-        return "\n".join([first, *why, *map(_line, self.steps)])
+        return printable("\n".join([first, *why, *map(_line, self.steps)]))
 
     def _repr_html_(self) -> str:
         """Show the graph of the plan with what became of each step."""

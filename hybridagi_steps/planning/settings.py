@@ -15,7 +15,7 @@ from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import InvalidSettingError, StepsError
 from hybridagi_steps.programs.adapters import retrying
 from hybridagi_steps.recording.blocks import RunHandle, record
-from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.recording.scopes import CALLBACKS, overriding, own_callbacks
 from hybridagi_steps.recording.step_writer import Memory, check_memory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.redaction import Redact
@@ -120,6 +120,5 @@ class Settings(BaseModel):
             if self.memory is not None:
                 run = stack.enter_context(record(self.memory, session_id=self.session_id))
             # First of all: what the ledger refuses must not have begun for anybody else.
-            callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-            stack.enter_context(overriding(callbacks=[ledger, *callbacks]))
+            stack.enter_context(overriding(**{CALLBACKS: (ledger, *own_callbacks())}))
             yield run

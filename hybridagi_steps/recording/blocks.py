@@ -1,8 +1,9 @@
 """A recorded block: everything that runs inside it is one run.
 
-The block's recorder stands among DSPy's callbacks for as long as the block is open, in the place of
-any other recorder on the same memory, whose run it joins. Blocks may be left in another order than
-they were entered in, or in another context: nothing but the block's own recorder is taken away.
+The block's recorder is called beside the user's callbacks for as long as the block is open, in the
+place of any other recorder on the same memory, whose run it joins. Blocks may be left in another
+order than they were entered in, or in another context: nothing but the block's own recorder is
+taken away.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar, cast
 
-import dspy
-from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
+from dspy.dsp.utils.settings import thread_local_overrides
 
 from hybridagi_steps.display.view import plural
 from hybridagi_steps.errors import (
@@ -26,8 +26,8 @@ from hybridagi_steps.errors import (
     StepsError,
 )
 from hybridagi_steps.recording.call_tree import Labels, Run, on_own_strand
-from hybridagi_steps.recording.recorder import StepRecorder
-from hybridagi_steps.recording.scopes import override
+from hybridagi_steps.recording.recorder import StepRecorder, active_recorders
+from hybridagi_steps.recording.scopes import CALLBACKS, active_callbacks, override, own_callbacks
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.agent_step import AgentStep, shown
 
@@ -151,24 +151,19 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
 class Block:
     """One block of code that is recorded as one run, from when this is made until `leave`.
 
-    Its recorder stands in the place of any recorder on the same memory, and joins the run of that.
+    Its recorder hides any other on the same memory, and joins the run of that.
     """
 
     def __init__(self, memory: Any, labels: Labels) -> None:
-        found = [_here(c) for c in dspy.settings.get("callbacks", [])]
-        known = [c for c in found if c is not None]
-        replaced = [c for c in known if isinstance(c, StepRecorder) and c.memory is memory]
-        others = [c for c in known if c not in replaced]
-        for recorder in replaced:
+        outer = [each for each in active_recorders() if each.memory is memory]
+        for recorder in outer:
             recorder.replaces = tuple(_without_closed(recorder.replaces))
         self.recorder = (
-            replaced[0].for_run(labels) if replaced else StepRecorder.of_new_run(memory, labels)
+            outer[0].for_run(labels) if outer else StepRecorder.of_new_run(memory, labels)
         )
-        self.recorder.replaces = tuple(replaced)
-        self._open = [c for c in known if not _is_closed(c)]
-        self._standing = [*others, self.recorder]
+        self.recorder.replaces = tuple(outer)
         self._before = thread_local_overrides.get()
-        override(callbacks=list(self._standing))
+        override(**{CALLBACKS: (*_open(own_callbacks()), self.recorder)})
         self._own = thread_local_overrides.get()
 
     @property
@@ -181,20 +176,20 @@ class Block:
     @property
     def stands_here(self) -> bool:
         """Whether the running code is in the block, and in no other on the same memory."""
-        return any(each is self.recorder for each in dspy.settings.get("callbacks", []))
+        return any(each is self.recorder for each in active_callbacks())
 
     def leave(self) -> None:
         """Record nothing more, and take the recorder away from here."""
         self.recorder.closed = True
         current = thread_local_overrides.get()
-        untouched = current is self._own and current["callbacks"] == self._standing
-        if untouched and not any(_is_closed(c) for c in self._open):
+        before = self._before.get(CALLBACKS, ())
+        if current is self._own and len(_open(before)) == len(before):
             thread_local_overrides.set(self._before)
-        elif any(_is_closed(c) for c in current.get("callbacks", ())):
-            _take_closed_away(current)
-        if self.recorder in main_thread_config["callbacks"]:  # configured while it stood there
-            left = _without_closed(main_thread_config["callbacks"])
-            main_thread_config["callbacks"] = left
+        elif CALLBACKS in current:
+            others = {name: value for name, value in current.items() if name != CALLBACKS}
+            if remaining := _open(current[CALLBACKS]):
+                others[CALLBACKS] = remaining
+            thread_local_overrides.set(type(current)(others))
 
     def __enter__(self) -> Block:
         return self
@@ -203,31 +198,23 @@ class Block:
         self.leave()
 
 
-def _take_closed_away(settings: Any) -> None:
-    """Leave what others put among the callbacks meanwhile, and the recorders still open."""
-    left = _without_closed(settings["callbacks"])
-    fewer = {**settings, "callbacks": left}
-    if left == main_thread_config["callbacks"]:
-        del fewer["callbacks"]  # what is configured later is to count here again
-    thread_local_overrides.set(type(settings)(fewer))
+def _open(callbacks: Sequence[Any]) -> tuple[Any, ...]:
+    """Return callbacks without the recorders of blocks that were left."""
+    return tuple(each for each in callbacks if not _is_closed(each))
 
 
-def _without_closed(callbacks: Sequence[Any]) -> list[Any]:
-    """Return callbacks with each closed recorder's place given back to what it had replaced."""
-    left: list[Any] = []
-    for each in callbacks:
-        for callback in _without_closed(each.replaces) if _is_closed(each) else [each]:
-            if not any(callback is known for known in left):
-                left.append(callback)
-    return left
+def _without_closed(recorders: Sequence[StepRecorder]) -> list[StepRecorder]:
+    """Return recorders with each closed one's place given back to what it had replaced."""
+    remaining: list[StepRecorder] = []
+    for each in recorders:
+        for recorder in _without_closed(each.replaces) if each.closed else [each]:
+            if not any(recorder is known for known in remaining):
+                remaining.append(recorder)
+    return remaining
 
 
 def _is_closed(callback: object) -> bool:
     return isinstance(callback, StepRecorder) and callback.closed
-
-
-def _here(callback: object) -> Any:
-    return callback.here if isinstance(callback, StepRecorder) else callback
 
 
 def in_context(function: Callable[P, R]) -> Callable[P, R]:

@@ -34,8 +34,8 @@ CHOSEN_FIELD = "output_field"
 """The key of a Decision's metadata that says in which output field the predictor chose."""
 REASONED = "reasoning"
 """The key of a step's metadata that keeps why its predictor answered as it did."""
-_CODERS = (dspy.RLM, dspy.CodeAct)
-"""Programs that set their interpreter up by code of their own, and let it know their inputs."""
+_CODERS = ("RLM", "CodeAct")
+"""Programs of DSPy that set their interpreter up by code of their own, and give it their inputs."""
 
 
 Kind = Literal["program", "predict", "tool", "function"]
@@ -250,7 +250,8 @@ class CallSteps:
 
     def code_given(self, call: Call | None, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return what code that `call` runs is told of; None: no model has written that code."""
-        if call is None or not isinstance(call.subject, _CODERS):
+        coders = tuple(kind for name in _CODERS if (kind := getattr(dspy, name, None)) is not None)
+        if call is None or not isinstance(call.subject, coders):
             return {name: value for name, value in inputs.items() if value}
         return {"code": inputs.get("code")} if call.state.asked else None
 

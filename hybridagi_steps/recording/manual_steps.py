@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_type_hints, overload
 from uuid import uuid4
 
-import dspy
 from dspy.utils.callback import ACTIVE_CALL_ID
 
 from hybridagi_steps.errors import InvalidSettingError, RecordingError
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.recorder import StepRecorder, active_recorders
-from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.recording.scopes import CALLBACKS, overriding, own_callbacks
 from hybridagi_steps.recording.step_shapes import first_line, function_arguments, options_of
 from hybridagi_steps.records.agent_step import AgentStep
 
@@ -226,9 +225,9 @@ class RunSteps:
 
     def _listening(self) -> AbstractContextManager[None]:
         """Let DSPy tell of the models that are asked in the block, where nobody else records it."""
-        callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-        heard = not self._unheard or any(each is self._first for each in callbacks)
-        return nullcontext() if heard else overriding(callbacks=[*callbacks, self._first])
+        own = own_callbacks()
+        heard = not self._unheard or any(each is self._first for each in own)
+        return nullcontext() if heard else overriding(**{CALLBACKS: (*own, self._first)})
 
     def _in_place(self, step: AgentStep) -> AgentStep:
         """Return a step that could not be stored, linked to those that the run has so far."""

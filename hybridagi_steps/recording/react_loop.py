@@ -7,7 +7,7 @@ last tool closes the loop, is known here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 
@@ -15,10 +15,23 @@ from hybridagi_steps.recording.call_tree import Call, Maker
 from hybridagi_steps.recording.usage import Usage
 from hybridagi_steps.records.prompts import LMCall
 
-_CLOSING_TOOLS: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
+_AGENTS = ("ReAct", "ReActV2")
+"""Names in DSPy, looked up when they are needed: DSPy 3.5 has the second under the first."""
 _TRAJECTORY_FIELDS = {"finish": "trajectory", "submit": "history"}
 _CONTEXT = ("trajectory", "history", "tools")
 """Inputs of the thinking predictor that only repeat earlier steps."""
+
+
+def closing_tool(module: object) -> Literal["finish", "submit"] | None:
+    """Return the name of the tool that ends the loop of a ReAct agent, None for other modules.
+
+    An agent that extracts its answer from a trajectory calls `finish`, one that keeps a history
+    submits its answer.
+    """
+    kinds = tuple(kind for name in _AGENTS if (kind := getattr(dspy, name, None)) is not None)
+    if not isinstance(module, kinds) or not hasattr(module, "react"):
+        return None
+    return "finish" if hasattr(module, "extract") else "submit"
 
 
 @dataclass(slots=True)
@@ -56,10 +69,8 @@ class ReActLoop:
     @classmethod
     def of(cls, module: object) -> ReActLoop | None:
         """Return the loop of a ReAct agent, None for any other module."""
-        for kind, closing_tool in _CLOSING_TOOLS.items():
-            if isinstance(module, kind) and hasattr(module, "react"):
-                return cls(module, closing_tool)
-        return None
+        closing = closing_tool(module)
+        return None if closing is None else cls(module, closing)
 
     def think(
         self,

@@ -82,8 +82,8 @@ class ProgramShell(dspy.Module):
 class Recorded(ProgramShell):
     """A program that records itself, wherever it is called.
 
-    Use it where a block cannot reach: `streamify` keeps the callbacks of the moment it is made,
-    optimisers copy programs, servers call them from many threads. Each outermost call is one run;
+    Use it where a block cannot reach: optimisers copy programs, streams outlive blocks, servers
+    call programs from many threads. Each outermost call is one run;
     inside an active run on the same memory it joins that. Predictors, demos, saved state and
     language models are those of the program inside.
 

@@ -46,7 +46,7 @@ from hybridagi_steps.recording.call_tree import (
     settle,
 )
 from hybridagi_steps.recording.in_flight import in_flight, watch
-from hybridagi_steps.recording.scopes import current_scope
+from hybridagi_steps.recording.scopes import active_callbacks, current_scope
 from hybridagi_steps.recording.step_writer import (
     KeepPrompts,
     Memory,
@@ -66,7 +66,6 @@ from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.trials import PROGRAM_STATE, TRIAL_END
 
 P = ParamSpec("P")
-
 watch_trials()
 
 
@@ -162,7 +161,7 @@ class StepRecorder(BaseCallback):
         self.closed = False
         """Whether its block was left: it takes up no new call, and ends those in flight."""
         self.replaces: tuple[StepRecorder, ...] = ()
-        """Recorders in whose place among DSPy's callbacks this one stands."""
+        """Recorders that this one hides."""
         if shared.stores:
             watch(self)
 
@@ -225,6 +224,11 @@ class StepRecorder(BaseCallback):
         if not self.closed or (run is not None and self.run in (run, run.outer)):
             return self
         return next((each.here for each in self.replaces if each.here is not None), None)
+
+    def hides(self, other: object) -> bool:
+        """Whether this one, inside `other`, records what that would."""
+        same = isinstance(other, StepRecorder) and other.memory is self.memory
+        return same and other is not self and self.here is not None
 
     @classmethod
     def of_new_run(cls, memory: Memory, labels: Labels) -> StepRecorder:
@@ -570,8 +574,7 @@ listen(_note_recalled, user_recorded_for)
 
 def active_recorders() -> list[StepRecorder]:
     """Return the recorders that a call which begins here is told to."""
-    callbacks: list[Any] = list(dspy.settings.get("callbacks", []))
-    found = [each.here for each in callbacks if isinstance(each, StepRecorder)]
+    found = [each.here for each in active_callbacks() if isinstance(each, StepRecorder)]
     return [each for each in found if each is not None]
 
 

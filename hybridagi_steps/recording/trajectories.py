@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import dspy
+from dspy.adapters.types.tool import ToolCallResults  # pyright: ignore[reportMissingTypeStubs]
 
 from hybridagi_steps.errors import InvalidStepError, MemoryClosedError, UnknownRunError
 from hybridagi_steps.memory import OPEN_MEMORIES, StepMemory
@@ -19,6 +20,9 @@ from hybridagi_steps.recording.call_steps import TURN, UNSAID
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
 TRAJECTORY, NEXT_TOOL = "trajectory", "next_tool_name"
+TOOL_CALLS = "tool_calls"
+"""The output in which the predictor of `dspy.ReActV2` gives what it calls."""
+_THOUGHT, _HISTORY, _TOOLS = "next_thought", "history", "tools"
 
 
 def trajectory_of(step: AgentStep, memory: StepMemory | None = None) -> dict[str, Any]:
@@ -115,3 +119,65 @@ def shown_trajectory(step: AgentStep, memory: StepMemory) -> str:
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     signature: Any = dspy.Signature(f"{', '.join(turns)} -> x")
     return adapter.format_user_message_content(signature, turns)
+
+
+def calls_of_turn(step: AgentStep, memory: StepMemory) -> list[AgentStep]:
+    """Return the calls that were made in the same turn as one, that one included, in order."""
+    return _calls_by_turn(step, memory)[_turn(step)]
+
+
+def call_turn_fields(step: AgentStep, memory: StepMemory) -> dict[str, Any]:
+    """Return what the predictor of `dspy.ReActV2` was asked in a turn, and what it gave.
+
+    As there, inputs are asked in the first turn and stand in the history of later ones.
+    """
+    calls = memory.get_steps([step.program_id]) if step.program_id is not None else []
+    asked: dict[str, Any] = inert_json(dict(calls[0].arguments)) if calls else {}
+    messages: list[dict[str, Any]] = []
+    for number, made in sorted(_calls_by_turn(step, memory).items()):
+        event = {**asked, _THOUGHT: _thought_of(made[0])}
+        tool_calls, results = _tool_calls(number, made)
+        if number == _turn(step):
+            return {**event, TOOL_CALLS: tool_calls, _HISTORY: dspy.History(messages=messages)}
+        answered = tool_calls.model_copy(update={"tool_call_results": results})
+        messages.append({**event, TOOL_CALLS: answered})
+        asked = {}
+    raise InvalidStepError(f"the run of the step {step.id} has not got it any more.")
+
+
+def agent_question(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what a `dspy.ReActV2` agent was asked, of what its predictor is called with."""
+    history: Any = arguments.get(_HISTORY)
+    [*messages] = history.messages[:1] if isinstance(history, dspy.History) else ()
+    first: dict[str, Any] = messages[0] if messages else {}
+    context = (_HISTORY, _TOOLS, _THOUGHT, TOOL_CALLS)
+    return {key: value for key, value in {**first, **arguments}.items() if key not in context}
+
+
+def _calls_by_turn(step: AgentStep, memory: StepMemory) -> dict[int, list[AgentStep]]:
+    """Return the calls of an agent up to the turn of one of them."""
+    found: dict[int, list[AgentStep]] = {}
+    for turn in _turns_around(step, memory):
+        if turn.tool is not None and _turn(turn) <= _turn(step):
+            found.setdefault(_turn(turn), []).append(turn)
+    return {number: sorted(calls, key=lambda call: call.hop) for number, calls in found.items()}
+
+
+def _thought_of(step: AgentStep) -> str:
+    return "" if (step.metadata or {}).get(UNSAID) else str(inert_json(step.purpose))
+
+
+def _tool_calls(turn: int, calls: list[AgentStep]) -> tuple[Any, ToolCallResults]:
+    """Return calls and their results, tied by ids as `dspy.ReActV2` makes them."""
+    ids = [f"call_{turn}_{place}" for place in range(len(calls))]
+    made: list[dict[str, Any]] = [
+        {"id": call_id, "name": call.tool, "args": inert_json(dict(call.arguments))}
+        for call_id, call in zip(ids, calls, strict=True)
+    ]
+    told: Any = dspy.ToolCalls.model_validate({"tool_calls": made})
+    results = ToolCallResults.from_tool_calls_and_values(
+        told,
+        [inert_json(_observation(call)) for call in calls],
+        [call.status == "error" for call in calls],
+    )
+    return told, results

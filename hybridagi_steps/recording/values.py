@@ -34,7 +34,7 @@ from pydantic import BaseModel
 from hybridagi_steps.dspy_types import PastMessages
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.records.json_values import json_value, transformed
+from hybridagi_steps.records.json_values import json_value, transformed, without_address
 from hybridagi_steps.records.prompts import SETTINGS, LMCall
 from hybridagi_steps.records.redaction import redacted_fields
 
@@ -52,8 +52,7 @@ _NUMBERS_KEPT, _BYTES_KEPT = 64, 256
 _LONGEST_DESCRIPTION = 20_000
 _HISTORY_KEPT, _MESSAGES_KEPT = 4_000, 100
 """Characters and messages of a history that a step keeps: each step of a talk holds it again."""
-_LONGEST_PATH, _MOST_NOTES = 200, 100
-_LONGEST_MEDIUM = 1_000
+_LONGEST_PATH, _MOST_NOTES, _LONGEST_MEDIUM = 200, 100, 1_000
 _PAYLOADS = ("data", "file_data")
 
 
@@ -270,7 +269,8 @@ class _Copy:
             return self._cut(value, f"{type(error).__name__} in str()")
         if len(text) > _LONGEST_DESCRIPTION:
             return self._cut(value, f"{len(text):,} characters")
-        return text
+        words = without_address(text)
+        return text if words == text else self._left_out(words.strip("<>"))
 
 
 def _short_form(value: object) -> Any:

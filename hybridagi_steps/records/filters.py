@@ -6,11 +6,13 @@ is better, and means something only among the hits of one query.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.lazy import describe_fields
@@ -43,6 +45,7 @@ OF_STEPS_ALONE = (
     "signatures",
 )
 """Conditions that no message meets."""
+_PATH = re.compile(r"\w+(\.\w+)+")
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
 
@@ -56,6 +59,18 @@ def _no_boolean(value: object) -> Any:
     if isinstance(value, bool):
         raise ValueError("a score is a number")
     return value
+
+
+def _top_level_keys(value: Any) -> Any:
+    """Refuse a key that names a path: it would match nothing, and say nothing."""
+    keys: list[Any] = list(value) if isinstance(value, Mapping) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if path := next((key for key in keys if isinstance(key, str) and _PATH.fullmatch(key)), None):
+        raise PydanticCustomError(
+            "path",
+            "{key} is a path, and only top-level keys of metadata are compared",
+            {"key": repr(path)},
+        )
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _id_text(value: object) -> Any:
@@ -79,6 +94,9 @@ _Texts = Annotated[list[str] | None, BeforeValidator(_one_or_more)]
 _Types = Annotated[list[AgentStepType] | None, BeforeValidator(_one_or_more)]
 _Statuses = Annotated[list[StepStatus] | None, BeforeValidator(_one_or_more)]
 _Kinds = Annotated[list[Kind] | None, BeforeValidator(_one_or_more)]
+_Metadata = Annotated[
+    dict[str, str | int | float | bool | None] | None, BeforeValidator(_top_level_keys)
+]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Score = Annotated[_Finite | None, BeforeValidator(_no_boolean)]
 
@@ -105,7 +123,7 @@ class StepFilter(BaseModel):
     scope: str | None = None
     exclude_run_id: _Texts = None
     user_id: str | None = None
-    metadata: dict[str, str | int | float | bool | None] | None = None
+    metadata: _Metadata = None
     sources: _Texts = None
     predictors: _Texts = None
     signatures: _Texts = None
@@ -252,8 +270,13 @@ def _invalid(error: ValidationError) -> InvalidFilterError:
         known = ", ".join(StepFilter.model_fields)
         return InvalidFilterError(f"unknown filter key {key!r}; known keys: {known}.", key=key)
     said = first["msg"]
-    if key == "metadata" and len(first["loc"]) > 1:
-        said = f"the value of {first['loc'][1]!r} is a text, a number, true, false or null"
+    if key == "metadata" and first["loc"][-1] == "[key]":
+        said = f"its keys are texts, not {first['input']!r:.60}"
+    elif key == "metadata" and len(first["loc"]) > 1:
+        said = (
+            f"the value of {first['loc'][1]!r} is a text, a number, true, false or null, not "
+            f"{type(first['input']).__name__} ({first['input']!r:.60})"
+        )
     return InvalidFilterError(f"filter key {key!r}: {said}.", key=key)
 
 

@@ -22,6 +22,8 @@ JsonObject = dict[str, Any]
 
 _NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
 _TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
+_TOOL_RESULTS = {"tool_call_response", "tool_result", "function_call_output"}
+_TOOL_RESULT_KEYS = {"function_response", "functionResponse", "toolResult"}
 _MILLISECONDS_FROM = 1e11
 """Epoch numbers above this are milliseconds: as seconds they would lie after the year 5100."""
 _SECONDS_FROM = 315_532_800
@@ -105,23 +107,67 @@ def text_of(content: Any) -> str:
     """Return the text of a message's content; parts that are no text are named in brackets."""
     if content is None:
         return ""
+    if isinstance(content, dict) and isinstance(as_object(content).get("type"), str):
+        content = [content]
     if not isinstance(content, list):
         return content if isinstance(content, str) else as_json(content)
     texts: list[str] = []
     for part in as_list(content):
         fields = as_object(part) or {"text": part}
-        text = fields.get("text") or fields.get("refusal") or fields.get("content")
-        texts.append(text if isinstance(text, str) else f"[{fields.get('type', 'part')}]")
+        texts.append(part_text(fields) or f"[{fields.get('type', 'part')}]")
     return "\n".join(texts)
 
 
+_TEXT_KEYS = ("text", "value", "refusal", "content", "transcript", "logs")
+_OUTPUT_KEYS = ("stdout", "stderr", "error_code")
+_TITLED = ("document", "search_result", "web_search_result", "web_fetch_result")
+
+
+def part_text(part: JsonObject) -> str:
+    """Return the words of a content part, whatever they are called; "" when it has none."""
+    if not part:
+        return ""
+    said = next((text for key in _TEXT_KEYS if (text := _words(part.get(key)))), "")
+    if not said:
+        said = "\n".join(text for key in _OUTPUT_KEYS if (text := _words(part.get(key))))
+    if part.get("type") not in _TITLED:
+        return said
+    source = as_object(part.get("source"))
+    said = said or (_words(source.get("data")) if source.get("type") == "text" else "")
+    said = said or _words(source.get("content"))
+    head = (as_text(part.get(key)) for key in ("title", "url"))
+    return "\n".join(filter(None, (*head, said)))
+
+
+def _words(given: object) -> str:
+    """Return the words inside a member of a part; "" for what names other parts alone."""
+    if isinstance(given, str):
+        return given
+    parts = [part for part in as_list(given) or [given] if part]
+    found = (part if isinstance(part, str) else part_text(as_object(part)) for part in parts)
+    return "\n".join(filter(None, found)) if parts else ""
+
+
 def last_user_text(messages: object) -> str:
-    """Return what a user said last in a list of messages of any form; "" when nobody did."""
+    """Return what a user said last in a list of messages of any form; "" when nobody did.
+
+    What a tool gave back is no user's word, also where it stands in a message of the user's.
+    """
     for message in reversed(as_list(messages)):
         fields = as_object(message)
-        if (fields.get("role") or fields.get("type")) in ("user", "human"):
-            return text_of(fields.get("content") or fields.get("parts"))
+        if (fields.get("role") or fields.get("type")) not in ("user", "human"):
+            continue
+        content = fields.get("content") or fields.get("parts")
+        if parts := as_list(content):
+            content = [part for part in parts if not _is_tool_result(part)]
+        if content:
+            return text_of(content)
     return ""
+
+
+def _is_tool_result(part: object) -> bool:
+    fields = as_object(part)
+    return is_one_of(fields.get("type"), _TOOL_RESULTS) or bool(fields.keys() & _TOOL_RESULT_KEYS)
 
 
 def time_of(values: Mapping[str, Any], *keys: str) -> datetime | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from enum import Enum
@@ -25,6 +26,7 @@ MAX_DEPTH = 64
 
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 _KEPT_TEXT = 500
+_ADDRESS = re.compile(r" (?:object )?at 0x[0-9A-Fa-f]{6,}")
 _type: Callable[[Any], type[Any]] = type
 """As a type checker knows it: a `cast` of what it gives would take longer than the call."""
 _JSON_TYPES = frozenset({str, int, float, bool, type(None), dict, list})
@@ -224,9 +226,14 @@ def _plain(value: Any) -> tuple[Any, str]:
     return _described(value), "text"
 
 
+def without_address(text: str) -> str:
+    """Return what an object says of itself without where it lay in memory, which means nothing."""
+    return _ADDRESS.sub("", text)
+
+
 def _described(value: object) -> str:
     try:
-        return str(value)[:_KEPT_TEXT]
+        return without_address(str(value))[:_KEPT_TEXT]
     except Exception as error:  # a broken __str__ must not lose the step
         return f"<{type(value).__name__}: {type(error).__name__} in str()>"
 

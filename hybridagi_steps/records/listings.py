@@ -31,7 +31,9 @@ class Lines(Preformatted, list[T]):
     """Values of any kind, each shown as the line that it is as a text."""
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self)) or "none"
+        from hybridagi_steps.display.terminal import printable
+
+        return printable("\n".join(map(str, self)) or "none")
 
     __repr__ = __str__
 

@@ -99,6 +99,37 @@ class MessageRole(StrEnum):
     SYSTEM = "system"
 
 
+ROLE_ALIASES = {
+    **{name: name for name in ("system", "developer", "user", "assistant", "tool", "function")},
+    "human": "user",
+    "ai": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "gpt": "assistant",
+    "chatbot": "assistant",
+    "ipython": "tool",
+    "observation": "tool",
+    "toolresult": "tool",
+}
+"""Who speaks: the names that providers and data sets have, and OpenAI's for the same."""
+ROLES = {
+    "system": MessageRole.SYSTEM,
+    "developer": MessageRole.SYSTEM,
+    "user": MessageRole.USER,
+    "assistant": MessageRole.ASSISTANT,
+    "tool": MessageRole.TOOL,
+    "function": MessageRole.TOOL,
+}
+"""Who speaks, in OpenAI's words and in ours."""
+
+
+def read_role(value: object) -> Any:
+    """Return the role that a provider's name means; what is no such name as it is."""
+    if isinstance(value, MessageRole) or not isinstance(value, str):
+        return value
+    return ROLES.get(ROLE_ALIASES.get(value.casefold(), value), value)
+
+
 class StepMetrics(BaseModel):
     """What one step cost. Every figure is optional: None means not measured, never zero."""
 
@@ -145,8 +176,8 @@ class Step(BaseModel):
     """The run that produced it."""
     sequence: int = 0
     """Place in the session, 1, 2, 3 …; 0 until the store has assigned one."""
-    role: MessageRole
-    """Who speaks."""
+    role: Annotated[MessageRole, BeforeValidator(read_role)]
+    """Who speaks; providers' other names for the four roles are read."""
     content: str | list[dict[str, Any]] | None = None
     """The text, or a provider's list of content parts."""
     tool_calls: list[dict[str, Any]] | None = None

@@ -16,9 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -31,6 +36,7 @@ CHAT = "chat"
 SAID_BY = "said_by"
 """Metadata key of what a message tells: who spoke, as `{"purpose": name, "result": name}`."""
 
+_PORTER_PACKAGE = "_porter_of_snowballstemmer"
 _PURPOSE, _RESULT, _VALUE, _VALUES = 300, 150, 60, 8
 _ASKED = 300
 """Characters of each input of a predictor: those tell its calls apart."""
@@ -252,14 +258,22 @@ def _stem(word: str) -> str:
     return _stemmers.porter.stemWord(word)  # "" of the "s" in "Ann's"
 
 
+@cache
+def _porter() -> Callable[[], Any]:
+    """Return snowballstemmer's Porter alone: importing the package imports thirty languages."""
+    spec = find_spec("snowballstemmer")
+    package = ModuleType(_PORTER_PACKAGE)
+    package.__path__ = (spec and spec.submodule_search_locations) or []
+    sys.modules[_PORTER_PACKAGE] = package
+    return import_module(f"{_PORTER_PACKAGE}.porter_stemmer").PorterStemmer
+
+
 class _Stemmers(threading.local):
     """A stemmer for each thread: one holds the word it works on, and two would mix theirs."""
 
     @cached_property
     def porter(self) -> Any:
-        import snowballstemmer  # pyright: ignore[reportMissingTypeStubs]
-
-        return snowballstemmer.stemmer("porter")  # pyright: ignore[reportUnknownMemberType]
+        return _porter()()
 
 
 _stems, _stemmers = _Stems(), _Stemmers()

@@ -192,25 +192,34 @@ def summaries(
         if label.get("base"):  # pyright: ignore[reportUnknownMemberType]
             base[key[0]] = key[1]
         tried[key].append(_run(label, step, run_id, feedback.get(run_id)))  # pyright: ignore[reportUnknownArgumentType]
-    widest = {key: _widest(runs) for key, runs in tried.items()}
+    validated: dict[str, frozenset[str]] = defaultdict(frozenset)
+    for (compile_id, _), runs in tried.items():
+        for evaluation in _evaluations(runs):
+            examples = frozenset(run.example for run in evaluation if run.split == "val")
+            validated[compile_id] = max(validated[compile_id], examples, key=len)
+    widest = {key: _widest(runs, validated[key[0]]) for key, runs in tried.items()}
     newest = {compile_id: n for n, compile_id in enumerate(dict.fromkeys(key[0] for key in tried))}
     most: dict[str, tuple[bool, bool, int]] = {}
-    for (compile_id, _), runs in widest.items():
-        most[compile_id] = max(_breadth(runs), most.get(compile_id, _NO_BREADTH))
+    breadth = {key: _breadth(runs, validated[key[0]]) for key, runs in widest.items()}
+    for (compile_id, _), broad in breadth.items():
+        most[compile_id] = max(broad, most.get(compile_id, _NO_BREADTH))
     found = [
         TrialSummary(
             compile_id=key[0],
             optimiser=optimisers[key[0]],
             candidate=key[1],
             base=key[1] == base[key[0]] if key[0] in base else None,
-            kind=_kind(runs, most[key[0]]),
+            kind=_kind(runs, breadth[key], most[key[0]]),
             runs=runs,
             all_runs=tried[key],
             state=states.get(key),
         )
         for key, runs in widest.items()
     ]
-    found.sort(key=lambda t: (newest[t.compile_id], _breadth(t.runs), _of(t.score)), reverse=True)
+    found.sort(
+        key=lambda t: (newest[t.compile_id], breadth[t.compile_id, t.candidate], _of(t.score)),
+        reverse=True,
+    )
     return TrialTable(found)
 
 
@@ -285,26 +294,36 @@ def _run(label: Mapping[str, Any], step: AgentStep, run_id: str, said: str | Non
     )
 
 
-def _widest(runs: Sequence[TrialRun]) -> list[TrialRun]:
-    """Return the runs of the evaluation that covers most; of equal ones the last."""
+def _evaluations(runs: Sequence[TrialRun]) -> list[list[TrialRun]]:
+    """Return runs by their evaluation, in order."""
     evaluations: dict[str, list[TrialRun]] = defaultdict(list)
     for run in runs:
         evaluations[run.evaluation].append(run)
-    return max(reversed(evaluations.values()), key=_breadth)
+    return list(evaluations.values())
 
 
-def _breadth(runs: Sequence[TrialRun]) -> tuple[bool, bool, int]:
-    """Return how much an evaluation says: whether no teacher's, whether on `val`, how many runs."""
+def _widest(runs: Sequence[TrialRun], validated: frozenset[str]) -> list[TrialRun]:
+    """Return the runs of the evaluation that covers most; of equal ones the last."""
+    return max(reversed(_evaluations(runs)), key=lambda each: _breadth(each, validated))
+
+
+def _breadth(runs: Sequence[TrialRun], validated: frozenset[str]) -> tuple[bool, bool, int]:
+    """Return how much an evaluation says: whether no teacher's, whether on `val`, how many runs.
+
+    `validated` are the examples that candidates of the compilation were validated on: without a
+    valset GEPA does so on the trainset, and who ran on all of these ran on the same.
+    """
     scored = sum(run.score is not None for run in runs)
-    return not runs[0].teacher, runs[0].split == "val", scored
+    on_all = bool(validated) and validated <= {run.example for run in runs}
+    return not runs[0].teacher, runs[0].split == "val" or on_all, scored
 
 
 def _kind(
-    runs: Sequence[TrialRun], most: tuple[bool, bool, int]
+    runs: Sequence[TrialRun], breadth: tuple[bool, bool, int], most: tuple[bool, bool, int]
 ) -> Literal["full", "minibatch", "teacher"]:
     if runs[0].teacher:
         return "teacher"
-    return "full" if _breadth(runs) == most else "minibatch"
+    return "full" if breadth == most else "minibatch"
 
 
 def _first_difference(

@@ -35,8 +35,7 @@ from hybridagi_steps.programs.adapters import (
 )
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import OpenStep, RunSteps
-from hybridagi_steps.recording.recorder import StepRecorder
-from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.recording.scopes import CALLBACKS, overriding, own_callbacks
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.running import program_adapter as called
 from hybridagi_steps.running.active_run import RUN, ActiveRun
@@ -245,22 +244,15 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
 
 def _settings(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextManager[None]:
     """Let DSPy use the session's messages and tell this run of its calls inside a block."""
-    memory = run.line.memory
-    callbacks = [
-        callback
-        for callback in dspy.settings.get("callbacks", [])
-        if not (isinstance(callback, StepRecorder) and callback.memory is memory)
-    ]
     run.recorder.observed_by(RunObserver(run))
     history = prompt.history
     if agent.history_field is not None:
         prompt.inputs[agent.history_field], history = StepMessages(messages=history()), list
     return overriding(
         adapter=with_session(dspy.settings.get("adapter"), history, prompt.after, prompt.text),
-        callbacks=[*callbacks, run.recorder],
         send_stream=None,
         stream_listeners=[],
-        **{RUN: run},
+        **{RUN: run, CALLBACKS: (*own_callbacks(), run.recorder)},
     )
 
 

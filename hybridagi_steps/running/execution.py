@@ -20,7 +20,7 @@ import dspy
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder
 from hybridagi_steps.errors import LimitReachedError, MessageError, RunFailedError
-from hybridagi_steps.recording.scopes import overriding
+from hybridagi_steps.recording.scopes import CALLBACKS, overriding
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEvent, StepEventType
@@ -378,7 +378,13 @@ async def _asked(run: ActiveRun, agent: Agent, messages: Messages, reason: str) 
     models = [predict.lm for predict in agent.program.predictors() if predict.lm is not None]
     adapter = with_session(dspy.settings.get("adapter"), lambda: messages)
     counting = SpendingCallback(run)
-    with overriding(adapter=adapter, callbacks=[counting], send_stream=None, stream_listeners=[]):
+    apart: dict[str, Any] = {
+        "callbacks": [],
+        CALLBACKS: (counting,),
+        "send_stream": None,
+        "stream_listeners": [],
+    }
+    with overriding(adapter=adapter, **apart):
         signature = cast("Any", dspy.Signature("stopped_because -> summary", _SUMMARY))
         predict = dspy.Predict(signature)
         answer = await predict.acall(stopped_because=reason, lm=models[-1] if models else None)

@@ -21,6 +21,7 @@ from dspy.utils.callback import ACTIVE_CALL_ID
 from pydantic_core import from_json
 
 from hybridagi_steps.messages.parts import is_call_id
+from hybridagi_steps.recording.react_loop import closing_tool
 from hybridagi_steps.recording.scopes import override
 from hybridagi_steps.recording.usage import MeteringCallback, Usage
 from hybridagi_steps.running.active_run import RUN, ActiveRun
@@ -161,9 +162,9 @@ def voices_of(program: dspy.Module, output_field: str | None) -> list[Voice]:
             answer.
     """
     thinking = {
-        id(module.react): "next_thought" if isinstance(module, dspy.ReAct) else None
+        id(module.react): "next_thought" if closing == "finish" else None
         for _, module in program.named_sub_modules()
-        if isinstance(module, dspy.ReAct | dspy.ReActV2)
+        if (closing := closing_tool(module)) is not None
     }
     voices: list[Voice] = []
     for _, predict in program.named_predictors():

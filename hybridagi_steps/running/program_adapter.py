@@ -393,6 +393,7 @@ def _missing_method(error: NotImplementedError) -> str | None:
     if last is None:
         return None
     code, lm = last.tb_frame.f_code, last.tb_frame.f_locals.get("self")
-    if code not in (dspy.BaseLM.forward.__code__, dspy.BaseLM.aforward.__code__):
+    methods = (getattr(dspy.BaseLM, name, None) for name in ("forward", "aforward"))
+    if code not in {getattr(method, "__code__", None) for method in methods}:
         return None
     return f"{type(lm).__name__}.{code.co_name}"

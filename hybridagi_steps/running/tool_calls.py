@@ -26,6 +26,7 @@ import dspy
 
 from hybridagi_steps._concurrency import ForkSafeLock, in_thread
 from hybridagi_steps.errors import ToolInputError
+from hybridagi_steps.recording.react_loop import closing_tool
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.recording.step_writer import announcing
 from hybridagi_steps.running.active_run import RUN, ActiveRun
@@ -49,8 +50,6 @@ from hybridagi_steps.running.tool_results import (
 )
 from hybridagi_steps.running.turn import ToolTurn
 
-_CLOSING: dict[Any, str] = {dspy.ReAct: "finish", dspy.ReActV2: "submit"}
-"""Tools by which agents say that they are done; no message tells of them."""
 BROKEN_ARGUMENTS = "partial_json"
 """Under which name DSPy's own client gives arguments of a call that are no JSON."""
 _inside: ContextVar[ActiveRun | None] = ContextVar("hybridagi_steps_tool", default=None)
@@ -317,10 +316,10 @@ def _is_async(function: object) -> bool:
 
 
 def _closes_agent(tool: dspy.Tool) -> bool:
-    """Whether an agent calls this tool only to say that it is done."""
+    """Whether an agent calls this tool only to say that it is done; no message tells of that."""
     callers: list[Any] = dspy.settings.get("caller_modules") or []
     agent = callers[-1] if callers else None
-    return any(isinstance(agent, kind) and tool.name == name for kind, name in _CLOSING.items())
+    return tool.name == closing_tool(agent)
 
 
 def _call(self: dspy.Tool, **arguments: object) -> Any:

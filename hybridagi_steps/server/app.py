@@ -22,7 +22,12 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.server.metrics import ServerMetrics
 from hybridagi_steps.server.openai_form import OpenAIErrors
-from hybridagi_steps.server.problems import Problem, install_problems, unknown_parameters
+from hybridagi_steps.server.problems import (
+    Problem,
+    install_problems,
+    repeated_parameters,
+    unknown_parameters,
+)
 from hybridagi_steps.server.routes import chat as chat_routes
 from hybridagi_steps.server.routes import page, run_graphs
 from hybridagi_steps.server.routes import runs as run_routes
@@ -76,7 +81,7 @@ def create_app(
         docs_url=None,  # its page loads scripts from elsewhere, which our policy forbids
         redoc_url=None,
         lifespan=_lifespan,
-        dependencies=[Depends(_refuse_unknown_parameters), Depends(check_path)],
+        dependencies=[Depends(_refuse_wrong_parameters), Depends(check_path)],
     )
     metrics = ServerMetrics(memory.namespace)
     app.state.services = Services(
@@ -150,16 +155,29 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-async def _refuse_unknown_parameters(request: Request) -> None:
-    """Refuse a query parameter that the document does not name: a misspelt filter finds all."""
-    if not request.query_params:
+async def _refuse_wrong_parameters(request: Request) -> None:
+    """Refuse a query parameter that the document does not name: a misspelt filter finds all.
+
+    Likewise one that comes twice and takes one value: one of the two would count for nothing.
+    """
+    headers = [name.lower() for name, _ in request.headers.raw]
+    if not request.query_params and len({*headers}) == len(headers):
         return
     paths: dict[str, Any] = request.app.openapi()["paths"]
     entry = paths.get(request.scope["route"].path_format, {}).get(request.method.lower(), {})
-    known = [each["name"] for each in entry.get("parameters", ()) if each["in"] == "query"]
+    parameters: list[dict[str, Any]] = entry.get("parameters", [])
+    known = [each["name"] for each in parameters if each["in"] == "query"]
     unknown = [name for name in request.query_params if name not in known]
     if entry and unknown:
         raise unknown_parameters(unknown, known)
+    for place, values in (("query", request.query_params), ("header", request.headers)):
+        single = [
+            each["name"]
+            for each in parameters
+            if each["in"] == place and each["schema"].get("type") != "array"
+        ]
+        if repeated := [name for name in single if len(values.getlist(name)) > 1]:
+            raise repeated_parameters(place, repeated)
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.server.problems import unknown_parameters
+from hybridagi_steps.server.problems import repeated_parameters, unknown_parameters
 from hybridagi_steps.server.schemas import unambiguous_json
 from hybridagi_steps.server.services import caller_of, services_of
 from hybridagi_steps.server.slots import Handler, WorkRoute
@@ -103,6 +103,8 @@ def _asked(request: Request, model: type[Conditions]) -> Conditions:
     given = request.query_params
     if unknown := [name for name in given if name not in model.model_fields]:
         raise unknown_parameters(unknown, model.model_fields)
+    if repeated := [n for n in given if n not in _LISTS and len(given.getlist(n)) > 1]:
+        raise repeated_parameters("query", repeated)
     read = {name: given.getlist(name) if name in _LISTS else given[name] for name in given}
     try:
         return model.model_validate(read)

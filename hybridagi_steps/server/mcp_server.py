@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 
 from hybridagi_steps import __version__
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import NotAllowedError, StepsError
+from hybridagi_steps.errors import StepsError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import PREFACE, inert
 from hybridagi_steps.messages.recalled_text import recalled_text
@@ -43,7 +43,7 @@ from hybridagi_steps.server.views import (
     titles,
     without_vectors,
 )
-from hybridagi_steps.sessions.session_checks import checked_user
+from hybridagi_steps.sessions.session_checks import check_step_owner, checked_user
 
 FIVE_HITS, PAGE = 2_000, 6_000
 """Most characters of five hits, and of a page of a run, as far as ids leave room."""
@@ -142,6 +142,13 @@ _MOST_HITS = 200
 _LISTED_RUNS = 20
 
 
+def access_line(user_id: str | None) -> str:
+    """Return in a line who may do what over an MCP server."""
+    if user_id is None:
+        return "whoever uses this server finds everybody's steps; new steps are nobody's."
+    return f"whoever uses this server finds the steps of {inert(user_id)} alone, and adds to them."
+
+
 def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServer[Any]:
     """Return an MCP server over a memory; whoever opened the memory closes it.
 
@@ -153,7 +160,7 @@ def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServ
     asked = (calls.search_steps, calls.get_run, calls.get_step, calls.add_step)
     server: MCPServer[Any] = MCPServer(
         "hybridagi-steps",
-        instructions=_INSTRUCTIONS,
+        instructions=f"{_INSTRUCTIONS} Access: {access_line(user_id)}",
         version=__version__,
         log_level="WARNING",
         tools=[*map(_StrictTool.of, asked)],
@@ -343,19 +350,18 @@ class _Calls:
         )
 
         def add() -> dict[str, Any]:
-            self._check_named(session_id, run_id)
             step = AgentStep(step_type=step_type, hop=hop, status=status, **fields)
+            self._check_new(step)
             self._memory.add(step)
             return {"id": id_text(step.id)}
 
         return await _asked(add)
 
-    def _check_named(self, session_id: str | None, run_id: str | None) -> None:
-        """Check that the session and the run of a new step are this user's, or new; may block."""
+    def _check_new(self, step: AgentStep) -> None:
+        """Check that what a new step joins is this user's, or new; may block."""
         if self._user_id is None:
             return
-        if session_id is not None:
-            self._memory.repository(user_id=self._user_id).check_allowed(session_id, new=True)
-        steps = [] if run_id is None else self._memory.run_steps(run_id)
-        if any(step.user_id != self._user_id for step in steps):
-            raise NotAllowedError(f"run {run_id!r} is another user's; leave out `run_id`.")
+        repository = self._memory.repository(user_id=self._user_id)
+        if step.session_id is not None:
+            repository.check_allowed(step.session_id, new=True)
+        check_step_owner(repository.store, [step], self._user_id)

@@ -46,6 +46,7 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.RerankerError: 502,
     errors.LabelError: 422,
     errors.NotLearnedError: 404,
+    errors.FileGoneError: 500,
     errors.DiskFullError: 507,
     errors.DamagedFileError: 500,
     errors.ForeignFileError: 500,
@@ -127,6 +128,13 @@ def unknown_parameters(unknown: Iterable[str], known: Iterable[str]) -> RequestV
     """Return the error about query parameters that a route does not have."""
     hint = f"is no parameter here; known: {', '.join(known) or 'none'}"
     return RequestValidationError([{"loc": ("query", name), "msg": hint} for name in unknown])
+
+
+def repeated_parameters(place: str, names: Iterable[str]) -> RequestValidationError:
+    """Return the error about parameters that take one value and came several times."""
+    return RequestValidationError(
+        [{"loc": (place, name), "msg": "takes one value; it was sent twice"} for name in names]
+    )
 
 
 def status_of(error: StepsError) -> int:

@@ -36,6 +36,7 @@ log = logging.getLogger("hybridagi_steps.server")
 
 BACKLOG = 1024
 _SPARE_FILES = 256
+_FEWEST_HEADLESS = 64
 _EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - named to be recognised
 _GOODBYE_SECONDS = 2
 _LONGEST_END_SECONDS = 10.0
@@ -62,6 +63,10 @@ class StepServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._services, self._has_moved = services, has_moved
+        spare = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - services.settings.max_streams
+        self._most_headless = min(BACKLOG, max(_FEWEST_HEADLESS, spare - _SPARE_FILES))
+        self._headless: dict[Any, tuple[object, float]] = {}
+        """Of connections without a whole head: their last request, and since when they are."""
         self._end_by: float | None = None
         """When it ends, once a signal asked for that, though runs are still in flight."""
         self.given_up: threading.Timer | None = None
@@ -79,10 +84,28 @@ class StepServer(uvicorn.Server):
         if counter % _TICKS_A_LOOK == 0 and self._end_by is None and self._has_moved():
             self.handle_exit(signal.SIGTERM, None)
         self._end_when_idle()
+        self._drop_headless()
         if counter and counter % _TICKS_A_SWEEP == 0:
             gc.unfreeze()  # once in a while all is looked at: what stayed may be garbage by now
             gc.collect()
         return await super().on_tick(counter)
+
+    def _drop_headless(self) -> None:
+        """Close connections that sent no whole head in time, and of too many the oldest.
+
+        Nobody knows whose they are, so they take no place of those who sent a token.
+        """
+        now, waiting = time.monotonic(), dict[Any, tuple[object, float]]()
+        connections: set[Any] = {*self.server_state.connections}  # of HTTP: there is no other here
+        for connection in connections:
+            if (last := connection.cycle) is None or last.response_complete:
+                before, since = self._headless.get(connection, (last, now))
+                waiting[connection] = last, since if before is last else now
+        self._headless = waiting
+        by_age = sorted(waiting.items(), key=lambda each: each[1][1], reverse=True)
+        for number, (connection, (_, since)) in enumerate(by_age):
+            if number >= self._most_headless or now - since >= self._services.settings.head_seconds:
+                connection.transport.close()
 
     def _end_when_idle(self) -> None:
         """End once a signal asked for that, and no run is in flight or the time is over."""
@@ -126,11 +149,12 @@ def listening_socket(host: str, port: int, stall_seconds: float) -> socket.socke
     return listening
 
 
-def page_address(host: str, port: int, token: str) -> str:
-    """Return the address of the page with the token, which no server ever sees in it."""
+def page_address(host: str, port: int, token: str | None) -> str:
+    """Return the address of the page, with a token if there is one, which no server sees in it."""
     name = "127.0.0.1" if host in _EVERY_ADDRESS else host
     shown = f"[{name}]" if ":" in name else name
-    return f"http://{shown}:{port}/#token={quote(token, safe='')}"
+    fragment = "" if token is None else f"#token={quote(token, safe='')}"
+    return f"http://{shown}:{port}/{fragment}"
 
 
 def serve(
@@ -157,7 +181,6 @@ def serve(
         ws="none",
         lifespan="on",
         backlog=BACKLOG,
-        limit_concurrency=services.settings.max_streams + _SPARE_FILES,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
     server = StepServer(config, services, has_moved)
@@ -214,8 +237,8 @@ async def _cancelled(loop: asyncio.AbstractEventLoop) -> set[Task[Any]]:
 
 
 def _raise_file_limit(settings: ServerSettings) -> None:
-    """Make room for as many connections as there may be streams."""
-    wanted = settings.max_streams + _SPARE_FILES
+    """Make room for as many connections as there may be streams, and for those without a head."""
+    wanted = settings.max_streams + BACKLOG + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return

@@ -18,6 +18,8 @@ class ServerSettings:
     """Names in a request's Host header that are this server; a page elsewhere cannot pose as it."""
     max_body_bytes: int = 1024 * 1024
     """Largest body of a request."""
+    head_seconds: float = 10.0
+    """How long a connection may take to send the whole head of a request."""
     body_seconds: float = 30.0
     """How long a request may take to send its body."""
     drain_seconds: float = 0.0

@@ -13,11 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import (
-    NotAllowedError,
-    UnknownSequenceError,
-    UnknownSessionError,
-)
+from hybridagi_steps.errors import NotAllowedError, UnknownSequenceError, UnknownSessionError
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.listings import Lines, Sessions
@@ -30,6 +26,7 @@ from hybridagi_steps.sessions.session_checks import (
     check_owner,
     check_sequence,
     check_session,
+    check_step_owner,
     checked_user,
     fork_point,
 )
@@ -192,6 +189,7 @@ class SessionRepository:
         if self.user_id is not None:
             messages = [self._own(message) for message in messages]
             agent_steps = [self._own(step) for step in agent_steps]
+            check_step_owner(self.store, agent_steps, self.user_id)
         steps = self._admit(agent_steps) if agent_steps else []
         kept = self.store.commit(
             session_id,

@@ -11,10 +11,12 @@ from hybridagi_steps.errors import (
     InvalidSettingError,
     InvalidStepError,
     NotAllowedError,
+    OwnershipError,
     SequenceConflictError,
     UnknownSessionError,
 )
-from hybridagi_steps.protocols import SessionStore, StoreBackend
+from hybridagi_steps.protocols import MessageIndex, SessionStore, StoreBackend
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import Step
 
@@ -47,6 +49,30 @@ def check_owner(
         users = set(store.users(where, limit=2))
     if not user_id or users - {user_id} or not (users or free):
         raise NotAllowedError.of_session(session_id)
+
+
+def check_step_owner(store: StoreBackend, steps: Sequence[AgentStep], user_id: str) -> None:
+    """Check that the stored runs and steps that new AgentSteps of a user join are that user's.
+
+    Raises:
+        OwnershipError: One is another user's, or nobody's.
+    """
+    above = {id_text(name) for step in steps for name in (step.parent_id, step.program_id) if name}
+    foreign = {id_text(one.id) for one in store.get([*above]) if one.user_id != user_id}
+    runs = {step.run_id for step in steps if step.run_id is not None}
+    foreign_runs = {run_id for run_id in runs if _has_others(store, run_id, user_id)}
+    for step in steps:
+        for field in ("parent_id", "program_id", "run_id"):
+            value = getattr(step, field)
+            if value and id_text(value) in (foreign_runs if field == "run_id" else foreign):
+                raise OwnershipError(id_text(step.id), field, id_text(value))
+
+
+def _has_others(store: StoreBackend, run_id: str, user_id: str) -> bool:
+    """Whether a run has a step or message that is not a user's."""
+    others = StepFilter(run_id=run_id, scope=EVERY_SCOPE, exclude={"user_id": user_id})
+    messages = isinstance(store, MessageIndex) and len(store.message_rows(others))
+    return bool(messages or len(store.rows(others)))
 
 
 def checked_user(user_id: str | None) -> str | None:

@@ -22,6 +22,9 @@ from hybridagi_steps.sessions.repository import SessionRepository
 from hybridagi_steps.sessions.session_checks import check_session
 from hybridagi_steps.stores.listing import details_told
 
+MAX_TITLE = 200
+"""Characters of the longest title."""
+
 Admit = Callable[[Sequence[AgentStep]], list[AgentStep]]
 """Checks and redacts steps."""
 
@@ -31,7 +34,7 @@ class SessionDetails(BaseModel):
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid", frozen=True)
 
-    title: Annotated[str, Field(max_length=200)] | None = None
+    title: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
     """What people call it; an empty one takes it away."""
     metadata: dict[str, JsonValue] | None = None
     """Anything else, JSON values only; replaced as a whole."""
@@ -76,6 +79,13 @@ async def describe_session(
         ) from error
     write = partial(_describe, repo.store, session_id, changed, repo._admit)  # noqa: SLF001 - a call of the repository, too  # pyright: ignore[reportPrivateUsage]
     return await repo._asked(session_id, write)  # noqa: SLF001 - as above  # pyright: ignore[reportPrivateUsage]
+
+
+def name_session(repo: SessionRepository, session_id: str, title: str) -> None:
+    """Give a session a title, cut to what a title may be, unless it has one; may block."""
+    if _details_of(repo.store, session_id).title is None:
+        changed = SessionDetails(title=" ".join(title.split())[:MAX_TITLE])
+        _describe(repo.store, session_id, changed, repo._admit)  # noqa: SLF001 - as above  # pyright: ignore[reportPrivateUsage]
 
 
 async def session_details(repo: SessionRepository, session_id: str) -> SessionDetails:

@@ -28,14 +28,13 @@ from hybridagi_steps.records.provenance import RECALLED, SOURCE, source_of
 from hybridagi_steps.records.redaction import Redact, redacted
 from hybridagi_steps.records.store_values import Erased
 from hybridagi_steps.records.trials import TRIAL_END, TrialTable, summaries
-from hybridagi_steps.stores.listing import OnStore
+from hybridagi_steps.stores.listing import OnStore, StepIds, step_id_texts
 from hybridagi_steps.validation import (
     StepId,
     Steps,
     Where,
     check_score,
     for_recall,
-    id_texts,
     in_every_scope,
     of_steps,
     one_id,
@@ -164,10 +163,10 @@ class Hygiene(Scoring):
         """Store steps, replacing those whose id is stored already; all or nothing."""
 
     @abstractmethod
-    def delete(self, ids: StepId | Iterable[StepId]) -> int:
+    def delete(self, ids: StepIds) -> int:
         """Delete steps with their text and embedding; return how many there were."""
 
-    def pin(self, ids: StepId | Iterable[StepId], *, pinned: bool = True) -> None:
+    def pin(self, ids: StepIds, *, pinned: bool = True) -> None:
         """Keep steps whatever `forget` matches; `where={"metadata": {"pinned": True}}` finds them.
 
         `purge`, `delete` and `clear`, which erase by name, take pinned steps, too.
@@ -179,7 +178,7 @@ class Hygiene(Scoring):
         Raises:
             UnknownStepError: No step has one of these ids; none was pinned.
         """
-        wanted = list(dict.fromkeys(id_texts(ids)))
+        wanted = list(dict.fromkeys(step_id_texts(ids)))
         steps = self._open_store.get(wanted, vectors=True)
         if missing := set(wanted) - {id_text(step.id) for step in steps}:
             raise UnknownStepError(min(missing))

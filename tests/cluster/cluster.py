@@ -92,7 +92,7 @@ class Service:
     @property
     def address(self) -> str:
         """Where a server is."""
-        return self.page.partition("/#")[0]
+        return self.page.partition("/#")[0].rstrip("/")
 
     def wait(self) -> None:
         """Wait until it has started."""

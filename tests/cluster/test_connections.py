@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import piped
 from conformance.step_store import WholeContract
-from faults.processes import piped
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import StorageError

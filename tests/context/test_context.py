@@ -648,7 +648,7 @@ class TestForms:
 
     def test_notebooks_show_contexts_and_receipts_without_acting(self) -> None:
         steps = [*booking(), say("user", "<script>alert(1)</script>")]
-        context = ContextBuilder(budget=400).build(steps=steps)
+        context = ContextBuilder(budget=400, counter="estimate").build(steps=steps)
         for page in (context._repr_html_(), context.receipt._repr_html_()):
             assert "<script>" not in page
             assert f"{context.receipt.tokens:,} of 400 tokens" in page

@@ -33,7 +33,7 @@ from hybridagi_steps.workspace.workspace import Workspace  # noqa: E402
 pytestmark = pytest.mark.slow
 
 TABLES = f"SELECT tablename FROM pg_tables WHERE schemaname = '{WORK_SCHEMA}'"
-SHARED = {"application_versions", "dbos_migrations", "workflow_schedules"}
+SHARED = {"application_versions", "dbos_migrations"}
 """What says how the database is set up: every role that works sees it."""
 
 
@@ -138,6 +138,46 @@ def test_a_bound_role_works_and_sees_its_own_alone(roles: Roles, tmp_path: Path)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         rows(one, f"INSERT INTO {WORK_SCHEMA}.live_run VALUES ('two', 'r', 'h') RETURNING 1")
     live.close()
+
+
+def test_a_bound_role_adds_nothing_to_runs_of_others_and_no_code(
+    roles: Roles, tmp_path: Path
+) -> None:
+    file = tmp_path / "steps.jsonl"
+    file.write_text('{"step_type": "Action", "inputs": {"purpose": "p"}}\n')
+    run, _ = worked(roles.owner, "one", file)
+    two = roles.granted("server", "two")
+    worked(two, "two", file)
+    foreign = (
+        f"notifications (destination_uuid, topic, message) VALUES ('{run}', 't', '1')",
+        f"workflow_events (workflow_uuid, key, value) VALUES ('{run}', 'k', '1')",
+        f"streams (workflow_uuid, key, value, \"offset\") VALUES ('{run}', 'k', '1', 9)",
+        "workflow_schedules (schedule_id, schedule_name, workflow_name, schedule, context) "
+        "VALUES ('i', 'n', 'w', '* * * * *', '1')",
+        "event_dispatch_kv (service_name, workflow_fn_name, key) VALUES ('s', 'w', 'k')",
+    )
+    for row in foreign:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
+            rows(two, f"INSERT INTO {WORK_SCHEMA}.{row} RETURNING 1")
+    of_two = f"UPDATE {WORK_SCHEMA}.workflow_status SET serialization = 'py_pickle' RETURNING 1"
+    for address in (two, roles.owner):
+        with pytest.raises(psycopg.errors.CheckViolation, match="own_form"):
+            rows(address, of_two)
+
+
+def test_policies_of_an_earlier_version_are_made_anew(roles: Roles, tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
+    file.write_text('{"step_type": "Action", "inputs": {"purpose": "p"}}\n')
+    roles.granted("server", "two")
+    run, _ = worked(roles.owner, "one", file)
+    two = roles.granted("server", "two")
+    events = f"{WORK_SCHEMA}.workflow_events"
+    with psycopg.connect(roles.owner, autocommit=True) as raw:
+        raw.execute(f"DROP POLICY own ON {events}".encode())
+        raw.execute(f"CREATE POLICY own ON {events} USING (false) WITH CHECK (true)".encode())
+    isolate(roles.owner)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
+        rows(two, f"INSERT INTO {events} (workflow_uuid, key, value) VALUES ('{run}', 'k', '1')")
 
 
 def test_a_worker_starts_while_another_is_still_making_the_tables(roles: Roles) -> None:

@@ -151,6 +151,19 @@ def test_wordllama_loads_once_under_threads(monkeypatch: pytest.MonkeyPatch) -> 
     assert loads == [1]
 
 
+def test_a_process_has_one_wordllama_model() -> None:
+    script = """
+        from hybridagi_steps.embedders import WordLlamaEmbedder
+        from pathlib import Path
+        reads, read = [], Path.read_bytes
+        Path.read_bytes = lambda path: (reads.append(path.name), read(path))[1]
+        for _ in range(3):
+            WordLlamaEmbedder().embed_documents(["refund the order"] * 600)
+        print([name for name in reads if "tokenizer" in name])
+    """
+    assert _python(script).strip() == "['l2_supercat_tokenizer_config.json']"
+
+
 def test_other_wordllama_weights_give_another_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wordllama: WordLlamaEmbedder
 ) -> None:

@@ -39,6 +39,7 @@ FILES = {
     "dspy_trace.json": "dspy",
     "dspy_prediction.json": "dspy",
     "toolbench.json": "toolbench",
+    "pydantic_ai_messages.json": "pydantic_ai",
 }
 
 

@@ -98,7 +98,7 @@ def test_a_whole_file_mends_what_an_older_release_left_apart(
 
 def test_a_span_without_its_parent_is_counted(memory: hs.StepMemory, tmp_path: Path) -> None:
     report = import_file(memory, part(tmp_path, LOOK))
-    assert report.notes == ("spans whose parent span has not come yet: 1",)
+    assert "spans whose parent span has not come yet: 1" in report.notes
     assert memory.stats()["dangling_parents"] == 1
 
 

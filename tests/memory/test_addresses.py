@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hybridagi_steps import AgentSession, AgentStep, AgentStepType, StepMemory
+from hybridagi_steps.errors import ReadOnlyStorageError
 from hybridagi_steps.search import step_index
 
 CANARY = "qzx9917"
@@ -74,15 +76,23 @@ def test_a_memory_opened_by_a_link_has_its_files_beside_the_file(
     assert tells(here.parent) == []
 
 
-def test_a_hard_link_is_named_since_what_lies_beside_it_is_not_known(
+def test_nothing_is_written_to_a_file_of_two_names(
     folders: tuple[Path, Path],
 ) -> None:
     here, there = folders
     (there / "other.db").hardlink_to(here / "steps.db")
     with memory_at(here / "steps.db") as memory:
-        (named,) = memory.purge({"user_id": "ann"}).unreached
-    assert named.startswith(f"{here / 'steps.db'}: ")
-    assert "hard link" in named
+        before = memory.stats()["steps"]
+        for write in (
+            partial(memory.purge, {"user_id": "ann"}),
+            partial(memory.add, AgentStep(step_type="Action")),
+        ):
+            with pytest.raises(ReadOnlyStorageError, match=r"another name \(a hard link\)"):
+                write()
+        assert memory.stats()["steps"] == before
+        (there / "other.db").unlink()
+        memory.add(AgentStep(step_type="Action"))
+        assert memory.stats()["steps"] == before + 1
 
 
 def test_a_memory_stays_where_it_was_opened(

@@ -98,7 +98,7 @@ def test_get_keeps_the_order_asked_and_skips_unknown_ids(memory: StepMemory) -> 
     assert not memory.exist("nobody")
 
 
-@pytest.mark.parametrize("wrong", [None, 3, [None], [3], step(), [step()]])
+@pytest.mark.parametrize("wrong", [None, 3, [None], [3], [[step()]]])
 def test_what_is_no_id_is_neither_got_nor_deleted(memory: StepMemory, wrong: Any) -> None:
     memory.add(step())
     for take in (memory.get, memory.get_steps, memory.delete):

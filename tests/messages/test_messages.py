@@ -26,10 +26,10 @@ CHAT: list[dict[str, Any]] = [
 
 NO_MESSAGES: list[tuple[Any, str]] = [
     (["hello"], "message 1: an object"),
-    ([CHAT[0], {"role": "robot", "content": "x"}], "message 2: role: 'robot'"),
+    ([CHAT[0], {"role": "robot"}], "message 2: role: 'robot'"),
     ([{"role": "user"}], "message 1: content: missing"),
     ([{"role": "user", "content": 5}], "message 1: content: text or parts"),
-    ([{"role": "user", "content": [{"text": "x"}]}], r"message 1: content\[0\].type"),
+    ([{"role": "user", "content": [{"texts": "x"}]}], r"message 1: content\[0\].type"),
     ([{"role": "tool", "content": "x"}], "message 1: tool_call_id"),
     ([{"role": "assistant", "tool_calls": 1}], "message 1: tool_calls: a list"),
     ([{"role": "assistant", "tool_calls": [{}]}], r"tool_calls\[0\].function: missing"),

@@ -123,7 +123,7 @@ def test_broken_histories_are_made_acceptable() -> None:
 
 def test_what_is_no_message_is_refused() -> None:
     with pytest.raises(MessageError, match="message 1: role"):
-        StepMessages.of([{"role": "robot", "content": "x"}])
+        StepMessages.of([{"role": "robot"}])
 
 
 def test_a_chat_answer_that_cannot_be_read_is_asked_for_again_with_the_messages() -> None:

@@ -137,6 +137,39 @@ def test_runs_tied_to_the_valset_are_left_out(memory: hs.StepMemory) -> None:
     assert {demo.question.split()[0] for demo in found} == {*WORDS} - {"window", "dog"}
 
 
+def test_a_class_that_stands_once_in_the_valset_is_no_answer(
+    memory: hs.StepMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    val = [asked(f"other {n}", route=r) for n, r in enumerate(("seat", "refund", "luggage"))]
+    compiled = hs.BootstrapFromMemory(memory, 12).compile(Desk(), valset=val)
+    assert Counter(demo.route for demo in demos(compiled)) == {
+        "seat": 8,
+        "refund": 3,
+        "luggage": 1,
+    }
+    assert not compiled.left_out
+    assert not caplog.messages
+
+
+def test_an_open_label_is_an_answer_and_what_is_left_out_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with hs.StepMemory(":memory:", embedder="hashing") as opened:
+        for place in ("Quito", "Lima"):
+            with dspy.context(lm=scripted_lm([{"answer": place}])), hs.record(opened):
+                dspy.Predict("question -> answer")(question=f"where from, {len(place)}?")
+        val = [asked("the same in other words", answer="Quito")]
+        compiled = hs.BootstrapFromMemory(opened).compile(
+            dspy.Predict("question -> answer"), valset=val
+        )
+    assert [demo.answer for demo in demos(compiled)] == ["Lima"]
+    assert compiled.left_out == {"knows a validation example": 1}
+    assert compiled.deepcopy().left_out == compiled.left_out
+    assert caplog.messages == [
+        "BootstrapFromMemory: left out are steps (1: knows a validation example)."
+    ]
+
+
 def test_scores_filters_and_exclusions(memory: hs.StepMemory) -> None:
     best = memory.runs()[0].run_id
     memory.score(best, 1.0)

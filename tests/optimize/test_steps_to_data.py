@@ -20,6 +20,8 @@ from pydantic import BaseModel
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
+from hybridagi_steps.programs import Action, GraphProgram
+from hybridagi_steps.programs.tools import Speak
 from hybridagi_steps.testing import scripted_lm
 
 
@@ -197,6 +199,37 @@ class TestExamples:
         assert found[0].dspy_run_id == last.id
         [newest] = hs.steps_to_examples(memory, Desk(), limit=1)
         assert newest.toDict().keys() >= {"message", "team", "angry"}
+
+    def test_a_predictor_alone_is_a_program(self, memory: hs.StepMemory) -> None:
+        alone = dspy.Predict(Triage)
+        for message in ("one", "two"):
+            with dspy.context(lm=scripted_lm([READ])), hs.record(memory):
+                alone(message=message)
+        found = hs.steps_to_examples(memory, alone)
+        assert [example.message for example in found] == ["two", "one"]
+        assert {*found[0].labels().keys()} == {"ticket", "mood", "answered", "team"}
+        assert len(hs.steps_to_demos(memory, alone)["self"]) == 2
+        [newest] = hs.steps_to_examples(memory, alone, ["team"], limit=1)
+        assert [*newest.labels().keys()] == ["team"]
+        none = hs.steps_to_examples(memory, alone, ["colour"])
+        assert (none, none.left_out) == ([], {"no colour": 2})
+        other = hs.steps_to_examples(memory, dspy.Predict(Angry))
+        assert (other, other.left_out) == ([], {"another signature": 2})
+        with (
+            hs.StepMemory(":memory:", embedder="hashing") as empty,
+            pytest.raises(hs.errors.UnknownProgramError, match="Predict"),
+        ):
+            hs.steps_to_examples(empty, alone)
+
+    def test_a_graph_program_is_found_by_its_interpreter(self, memory: hs.StepMemory) -> None:
+        main = GraphProgram("main").add(Action("answer", "Speak", "Answer", "Answer {{ query }}"))
+        main.connect("start", "answer").connect("answer", "end").build()
+        agent = hs.GraphInterpreter(main, [Speak()], memory)
+        with dspy.context(lm=scripted_lm([{"message": "Paris"}])), hs.record(memory):
+            agent(query="The capital?")
+        [example] = hs.steps_to_examples(memory, agent)
+        assert (example.query, [*example.inputs().keys()]) == ("The capital?", ["query"])
+        assert example.final_answer == "Paris"
 
     def test_runs_that_failed_or_lack_an_output_are_counted(self, memory: hs.StepMemory) -> None:
         run(memory, "one")

@@ -161,34 +161,6 @@ class TestRecall:
         desk(question="My dog is lost in Oslo")
         assert not failed & set(desk.last_recall().ids)
 
-    def test_what_was_done_before_decides_between_equals(self, tmp_path: Path) -> None:
-        """Twice the same question: after a search it was answered, after a look-up asked again."""
-        memory = hs.StepMemory(tmp_path / "two.db", embedder="hashing")
-        answers = {"search": "after a search", "look_up": "after a look-up"}
-        tools = {name: dspy.Tool(lambda: "done", name=name) for name in answers}
-
-        class Two(dspy.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.say = dspy.Predict("question -> answer")
-
-            def forward(self, question: str, first: str) -> Any:
-                tools[first]()
-                return self.say(question=question)
-
-        for name, answer in answers.items():
-            with dspy.context(lm=scripted_lm([{"answer": answer}])), hs.record(memory):
-                Two()(question="what now", first=name)
-        two = hs.WithExperience(Two(), memory, k=2, on_error="raise")
-        for name, answer in answers.items():
-            model = scripted_lm([{"answer": "x"}])
-            with dspy.context(lm=model), hs.record(memory, tags={"of": "test"}):
-                two(question="what now", first=name)
-            assert answer in (model.requests[0].messages[3].text or "")
-            assert f"after {name} too" in two.last_recall()[-1].reason
-            memory.delete([step.id for step in memory.find({"metadata": {"of": "test"}}).steps])
-        memory.close()
-
     def test_scores_prefer_and_min_score_filters(self, memory: hs.StepMemory) -> None:
         desk = experienced(memory, k=3, prefer=10.0)
         desk(question="They lost my suitcase")

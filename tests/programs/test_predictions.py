@@ -73,8 +73,11 @@ def test_it_is_a_prediction_and_every_copy_is_equal(made: PredictionModel) -> No
 @each
 def test_it_reads_like_an_example(made: PredictionModel) -> None:
     names = list(type(made).model_fields)
-    assert list(made) == made.keys() == names
-    assert len(made) == len(names)
+    assert made.keys() == names
+    if not isinstance(made, AgentStepList):  # which is counted and iterated as its steps
+        assert list(made) == names
+        assert len(made) == len(names)
+    assert dict(made) == {**cast("Any", made)} == dict(made.items())
     assert dict(made.items()) == dict(zip(names, made.values(), strict=True))
     for name in names:
         assert name in made
@@ -119,6 +122,39 @@ def test_a_list_of_steps_gives_the_step_at_a_place_and_those_of_a_slice() -> Non
         made[3]
     with pytest.raises(KeyError):
         made["step"]
+
+
+def test_a_list_of_steps_reads_as_the_list_of_its_steps() -> None:
+    steps = [step(1), step(2), step(3)]
+    made = AgentStepList(steps=steps)
+    assert (len(made), bool(made)) == (3, True)
+    assert list(made) == made.steps
+    assert list(reversed(made)) == made.steps[::-1]
+    assert steps[1] in made
+    assert step(9) not in made
+    assert made.index(steps[2]) == 2
+    with pytest.raises(ValueError, match="not in list"):
+        made.index(step(9))
+    assert (len(AgentStepList()), bool(AgentStepList()), list(AgentStepList())) == (0, False, [])
+
+
+def test_a_list_of_steps_speaks_of_fields_as_a_prediction() -> None:
+    made = AgentStepList(steps=[step(1)])
+    made["note"] = "kept"
+    assert made.keys() == list(dict(made)) == ["steps", "note"]
+    assert dict(made.items()) == dict(made) == {"steps": made.steps, "note": "kept"}
+    assert made.values() == [made.steps, "kept"]
+    assert "steps" in made
+    assert "note" in made
+    assert "absent" not in made
+    assert list(made.model_dump()) == list(made.toDict()) == ["steps", "note"]
+    assert dspy.Prediction(**cast("Any", made)).steps == made.steps
+    assert dict(AgentStepList()) == {"steps": []}
+
+
+def test_questions_with_steps_are_read_as_dspy_reads_predictions() -> None:
+    made = QueryWithSteps(queries=QueryList(queries=[Query(query="a")]), steps=[])
+    assert (len(made), bool(made), list(made)) == (2, True, ["queries", "steps"])
 
 
 def test_empty_ones_do_not_share_their_list() -> None:
@@ -329,7 +365,7 @@ def hits() -> list[StepHit]:
 def test_what_a_retriever_found() -> None:
     found = QueryWithSteps.from_hits(["a", "b"], hits())
     assert found.scores == [1.0, 0.9, 0.8]
-    assert found.passages == [str(each) for each in found.steps]
+    assert found.passages == [recalled_text(each) for each in found.steps]
     assert found.indices == [each.id for each in found.steps]
     assert [hit.why for hit in found.hits] == ["word 0", "word 1", "word 2"]
     for again in (found.copy(), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):

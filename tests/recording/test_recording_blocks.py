@@ -128,7 +128,7 @@ def test_what_others_put_among_the_callbacks_stays(memory: hs.StepMemory) -> Non
 
 def test_what_is_added_in_place_stays(memory: hs.StepMemory) -> None:
     callback = BaseCallback()
-    with dspy.context():
+    with dspy.context(callbacks=[]):
         with hs.record(memory):
             dspy.settings.callbacks.append(callback)
         assert dspy.settings.callbacks == [callback]

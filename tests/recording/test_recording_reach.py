@@ -50,20 +50,20 @@ def test_a_stream_made_in_the_block_is_followed(memory: hs.StepMemory) -> None:
     assert run.errors == []
 
 
-def test_a_stream_made_before_the_block_is_not(memory: hs.StepMemory) -> None:
+def test_a_stream_made_before_the_block_is_followed_in_it(memory: hs.StepMemory) -> None:
     stream = dspy.streamify(Pair())
     with hs.record(memory) as run:
         read(stream)
-    assert run.steps.steps == []
+    assert len(run.steps.steps) == 5
+    assert run.errors == []
 
 
-def test_a_stream_read_after_the_block_is_not_and_the_run_says_so(memory: hs.StepMemory) -> None:
+def test_a_stream_read_after_the_block_is_no_part_of_it(memory: hs.StepMemory) -> None:
     with hs.record(memory) as run:
         stream = dspy.streamify(Pair())
     read(stream)
     assert run.steps.steps == []
-    [problem] = run.errors
-    assert "after the block had been left" in str(problem)
+    assert run.errors == []
 
 
 def test_a_stream_of_a_recorded_program_is_followed_wherever_it_was_made(
@@ -90,10 +90,10 @@ def test_evaluations_and_teleprompters_are_followed(memory: hs.StepMemory) -> No
 def test_other_callbacks_are_put_beside_the_recorder(memory: hs.StepMemory) -> None:
     with hs.record(memory) as run:
         with dspy.context(callbacks=[BaseCallback()]):
-            dspy.Predict("question -> answer")(question="not seen")
+            dspy.Predict("question -> answer")(question="in their place")
         with dspy.context(callbacks=[*dspy.settings.callbacks, BaseCallback()]):
-            dspy.Predict("question -> answer")(question="seen")
-    assert [step.arguments["question"] for step in run.steps.steps] == ["seen"]
+            dspy.Predict("question -> answer")(question="beside")
+    assert [step.arguments["question"] for step in run.steps] == ["in their place", "beside"]
 
 
 def test_a_program_in_a_thread_leaves_the_event_loop_free_while_its_steps_wait() -> None:

@@ -324,6 +324,20 @@ def test_two_candidates_are_compared_example_by_example(
         hs.compare_trials(memory, "nobody", best)
 
 
+def test_without_a_valset_the_base_is_compared_on_the_same_examples(
+    memory: hs.StepMemory, lm: ScriptedLM
+) -> None:
+    optimiser = dspy.GEPA(
+        metric=told, max_metric_calls=60, reflection_lm=lm, num_threads=2, track_stats=True
+    )
+    with hs.record(memory):
+        best = optimiser.compile(Ask(), trainset=TRAIN)
+    full = [trial for trial in memory.trials() if trial.kind == "full"]
+    assert sum(bool(trial.base) for trial in full) == 1
+    scores = best.detailed_results.val_aggregate_scores
+    assert sorted(trial.score or 0 for trial in full) == pytest.approx(sorted(set(scores)))
+
+
 def test_the_users_own_history_has_no_trial(memory: hs.StepMemory, lm: ScriptedLM) -> None:
     assert str(memory.trials()) == "no trials"
     with hs.record(memory) as run:

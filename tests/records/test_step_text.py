@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -255,3 +256,13 @@ def test_inputs_of_a_predictor_are_longer_than_arguments_of_a_tool() -> None:
         for predictor in (None, "Agent.answer")
     ]
     assert lengths[1] - lengths[0] == 240
+
+
+def test_the_first_stem_imports_no_language_but_english() -> None:
+    script = (
+        "import sys; from hybridagi_steps.records.step_text import tokens; tokens('relations');"
+        "print([name for name in sys.modules if name.endswith('_stemmer')])"
+    )
+    names = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
+    assert names.count("_stemmer'") == 1, names
+    assert "porter_stemmer" in names

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults.processes import piped
+from child_processes import piped
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

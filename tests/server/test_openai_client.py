@@ -359,6 +359,20 @@ class TestEnds:
             told.end()
             assert len(sessions(served)) == 1
 
+    def test_who_has_too_many_runs_stores_nothing(self, memory: StepMemory) -> None:
+        told = Told()
+        with serving(memory, told, max_user_runs=1) as served:
+            asking = client(served).chat.completions
+            stream: Any = asking.create(
+                model="Told", messages=[user("go")], stream=True, user="ann"
+            )
+            next(iter(stream))
+            said = [user("a"), assistant("b"), user("c")]
+            with pytest.raises(openai.RateLimitError):
+                asking.create(model="Told", messages=said, user="ann")
+            told.end()
+            assert len(sessions(served)) == 1
+
 
 def frame(number: int, kind: str, step_id: str | None = None, **event: Any) -> Frame:
     """A run's event as a hub keeps it."""

@@ -19,8 +19,8 @@ pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
 import httpx
-from faults.server_overload import attack
 from server_cases import PATIENCE_SECONDS, TOKEN, Served, Told, fill, problem, serving, until
+from server_overload import attack
 
 import hybridagi_steps.server
 from hybridagi_steps import StepMemory

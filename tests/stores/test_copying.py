@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import piped
 from copied_memories import everything, fill, some_steps, store_of
-from faults.processes import piped
 
 from hybridagi_steps import CopyReport, StepMemory
 from hybridagi_steps.embedders.hashing import HashingEmbedder

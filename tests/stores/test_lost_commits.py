@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from faults.processes import piped
+from child_processes import piped
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.stores.sqlite import SqliteStepStore

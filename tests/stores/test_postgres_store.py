@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.processes import piped
+from child_processes import piped
 from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.clock_jumps import jump
-from faults.processes import piped
+from child_processes import piped
+from jumping_clock import jump
 from session_operations import check_two_writers
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory

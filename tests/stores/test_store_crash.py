@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import numpy as np
-from faults.processes import piped
+from child_processes import piped
 from session_writers import SESSION, for_ever, start
 
 from hybridagi_steps.protocols import Durability

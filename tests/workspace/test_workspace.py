@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.processes import fork
+from child_processes import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

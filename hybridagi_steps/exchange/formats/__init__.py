@@ -19,11 +19,31 @@ from hybridagi_steps.exchange.formats import (
     dspy,
     jsonl,
     langchain,
+    langfuse,
     langgraph,
     mlflow,
     openai,
     otlp,
     toolbench,
+)
+from hybridagi_steps.exchange.formats.agents import (
+    agents_session,
+    claude_code,
+    codex,
+    inspect_logs,
+    langsmith,
+    openhands,
+    swe_agent,
+    tau_bench,
+)
+from hybridagi_steps.exchange.formats.chats import (
+    autogen,
+    batch_output,
+    claude_ai,
+    gemini,
+    letta,
+    pydantic_ai,
+    sharegpt,
 )
 from hybridagi_steps.exchange.records import Entry, Record, Records, Skipped
 
@@ -44,11 +64,27 @@ class Format(Protocol):
 
 
 READERS: dict[str, Format] = {
+    "langfuse": langfuse,
     "otlp": otlp,
     "mlflow": mlflow,
     "toolbench": toolbench,
     "langgraph": langgraph,
     "chatgpt": chatgpt,
+    "claude_ai": claude_ai,
+    "claude_code": claude_code,
+    "codex": codex,
+    "openai_agents": agents_session,
+    "batch_output": batch_output,
+    "inspect": inspect_logs,
+    "tau_bench": tau_bench,
+    "swe_agent": swe_agent,
+    "openhands": openhands,
+    "langsmith": langsmith,
+    "pydantic_ai": pydantic_ai,
+    "gemini": gemini,
+    "letta": letta,
+    "autogen": autogen,
+    "sharegpt": sharegpt,
     "dspy": dspy,
     "langchain": langchain,
     "anthropic": anthropic,
@@ -66,16 +102,22 @@ def parse_as(name: str, records: Records) -> tuple[str, Iterator[Entry]]:
     if name != "auto":
         return name, READERS[name].parse(records)
     rest = iter(records)
+    seen, found = format_of_first(rest)
+    found = found or "jsonl"
+    return found, READERS[found].parse(chain(seen, rest))
+
+
+def format_of_first(
+    records: Iterator[Record | Skipped],
+) -> tuple[list[Record | Skipped], str | None]:
+    """Return the records looked at, and the format of the first that some format recognises."""
     seen: list[Record | Skipped] = []
-    for record in rest:
+    for record in records:
         seen.append(record)
         found = None if isinstance(record, Skipped) else format_of(record.value)
         if found or len(seen) == LOOKED_AT:
-            break
-    else:
-        found = None
-    found = found or "jsonl"
-    return found, READERS[found].parse(chain(seen, rest))
+            return seen, found
+    return seen, None
 
 
 def format_of(value: JsonValue) -> str | None:

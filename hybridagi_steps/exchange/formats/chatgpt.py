@@ -78,7 +78,8 @@ def _steps(record: Record) -> list[Parsed | Skipped]:
             created_at=time_of(value),
             extras=without(value, "mapping"),
         )
-        found += record_steps(record, told)
+        title = as_text(value.get("title")) or None
+        found += record_steps(record, told, title=None if line else title)
     if not found:
         raise BadRecordError("nothing was said in this conversation")
     return found

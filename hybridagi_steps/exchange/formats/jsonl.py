@@ -30,6 +30,7 @@ from hybridagi_steps.exchange.records import (
     refused,
 )
 from hybridagi_steps.messages.conversation import Conversation, content_key
+from hybridagi_steps.messages.response_items import is_item
 from hybridagi_steps.messages.turns import Message, openai_turns
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_reading import (
@@ -49,7 +50,7 @@ def recognises(value: object) -> bool:
     record = as_object(value)
     if "step_type" in record or is_session_line(record):
         return True
-    return "role" in record and "messages" not in record
+    return ("role" in record and "messages" not in record) or is_item(value)
 
 
 def parse(records: Records) -> Iterator[Entry]:
@@ -98,7 +99,7 @@ def _fields(value: object) -> JsonObject:
     if not isinstance(value, dict):
         raise BadRecordError(f"a step is an object, this is a JSON {type(value).__name__}")
     found = as_object(value)
-    if not found.keys() & {"step_type", "role", RECORD}:
+    if not found.keys() & {"step_type", "role", RECORD} and not is_item(found):
         raise BadRecordError("neither a step (no step_type) nor a message (no role)")
     return found
 
@@ -121,7 +122,7 @@ def _conversation(chat: list[Record]) -> Conversation:
         openai_turns(messages),
         key=f"session:{session}" if session else content_key(messages),
         session_id=str(session) if session else None,
-        of_steps=True,
+        of_steps=not any(map(is_item, messages)),
     )
 
 

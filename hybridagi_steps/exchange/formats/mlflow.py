@@ -2,20 +2,19 @@
 
 The table that `search_traces` gives, written by pandas' `to_json`, holds the same as text.
 
-Attributes of a span are JSON in strings. A span of type AGENT, CHAIN, WORKFLOW or TASK is a
-program, one of type LLM or CHAT_MODEL a model's answer, any other leaf a tool, but for a PARSER.
-Ids stand in base64 in version 3; they are used as they are.
+Attributes of a span are JSON in strings, and are read by the names of `span_dialects`. Ids stand in
+base64 in version 3; they are used as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC
-from typing import Any
 
 from pydantic import JsonValue
 
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
+from hybridagi_steps.exchange.span_dialects import read_attributes
 from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, trace_steps
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
@@ -25,21 +24,12 @@ from hybridagi_steps.records.json_reading import (
     as_text,
     first_number,
     json_or_text,
-    known_fields,
-    last_user_text,
-    text_of,
     time_of,
-    whole_number,
     without,
 )
 
 KNOWN_SCHEMAS = {"1", "2", "3"}
 """Trace schemas whose form is known; others are read with a note."""
-
-_PROGRAMS = {"AGENT", "CHAIN", "WORKFLOW", "TASK"}
-_MODELS = {"LLM", "CHAT_MODEL"}
-_NO_TOOLS = {*_MODELS, "PARSER"}
-_QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "request", "task")
 
 
 def recognises(value: JsonValue) -> bool:
@@ -114,12 +104,8 @@ def _span(native: JsonObject, record: Record) -> Span:
     if not isinstance(span_id, str):
         raise BadRecordError("it has no span_id")
     attributes = as_object(native.get("attributes"))
-    read = {key: json_or_text(value) for key, value in attributes.items()}
-    kind = str(read.get("mlflow.spanType") or "UNKNOWN").upper()
-    inputs, outputs = read.get("mlflow.spanInputs"), read.get("mlflow.spanOutputs")
     name = str(native.get("name") or "unnamed")
-    answer = kind in _MODELS
-    messages = answer and isinstance(as_object(inputs).get("messages", inputs), list)
+    read = read_attributes(attributes, name)
     return Span(
         id=span_id,
         parent=as_text(native.get("parent_span_id") or native.get("parent_id")),
@@ -128,13 +114,14 @@ def _span(native: JsonObject, record: Record) -> Span:
         record=record,
         start=_time(native, "start_time_unix_nano", "start_time_ns", "start_time"),
         end=_time(native, "end_time_unix_nano", "end_time_ns", "end_time"),
-        is_program=kind in _PROGRAMS,
-        tool=_tool(read.get("name"), name) if kind not in _NO_TOOLS else None,
-        purpose=_purpose(inputs) if answer or kind in _PROGRAMS else "",
-        arguments={} if messages else as_object(inputs) or ({"value": inputs} if inputs else {}),
-        outputs=None if outputs is None else {"result": _said(outputs) if answer else outputs},
+        is_program=read.kind == "program",
+        tool=read.tool and _tool(json_or_text(attributes.get("name")), name),
+        purpose=read.purpose if read.kind in ("model", "program") else "",
+        arguments=read.arguments,
+        outputs=read.outputs,
         error=_error(native),
-        metrics=_metrics(read),
+        metrics=read.metrics,
+        label=read.label,
     )
 
 
@@ -150,28 +137,6 @@ def _time(native: JsonObject, *names: str) -> int | None:
     return nanoseconds(read.astimezone(UTC)) if read else None
 
 
-def _purpose(inputs: object) -> str:
-    """Return what was asked: the last user's words, or the argument that holds the question."""
-    if isinstance(inputs, str):
-        return inputs
-    fields = as_object(inputs)
-    if said := last_user_text(fields.get("messages") or inputs):
-        return said
-    texts = {key: value for key, value in fields.items() if isinstance(value, str)}
-    named = next((texts[key] for key in _QUESTIONS if key in texts), None)
-    return named or next(iter(texts.values()), "")
-
-
-def _said(outputs: object) -> Any:
-    """Return the text of a model's answer in the forms of its client."""
-    fields = as_object(outputs)
-    choices = as_list(fields.get("choices"))
-    message = as_object(as_object(choices[0]).get("message")) if choices else fields
-    if text := text_of(message.get("content")):
-        return text
-    return message.get("tool_calls") or outputs
-
-
 def _error(native: JsonObject) -> dict[str, str] | None:
     status = as_object(native.get("status"))
     code = str(status.get("code") or native.get("status_code") or "")
@@ -183,17 +148,3 @@ def _error(native: JsonObject) -> dict[str, str] | None:
             return {"type": str(kind), "message": str(said.get("exception.message", ""))}
     message = status.get("message") or native.get("status_message") or ""
     return {"type": "Error", "message": str(message)}
-
-
-def _metrics(read: JsonObject) -> JsonObject:
-    usage = as_object(read.get("mlflow.chat.tokenUsage"))
-    cost = as_object(read.get("mlflow.llm.cost")).get("total_cost")
-    return known_fields(
-        input_tokens=whole_number(usage.get("input_tokens")),
-        output_tokens=whole_number(usage.get("output_tokens")),
-        total_tokens=whole_number(usage.get("total_tokens")),
-        cache_read_tokens=whole_number(usage.get("cache_read_input_tokens")),
-        model_name=as_text(read.get("mlflow.llm.model")),
-        provider=as_text(read.get("mlflow.llm.provider")),
-        cost=cost if isinstance(cost, float | int) else None,
-    )

@@ -49,7 +49,10 @@ def _conversation(value: object) -> Conversation:
         record = {**without(record, "input", "output"), "messages": messages}
     elif spoken := _spoken(record):
         record = {**record, "messages": [*as_list(record.get("messages")), spoken]}
-    return chat_of(record, "openai", openai_turns)
+    conversation = chat_of(record, "openai", openai_turns)
+    others = len(as_list(record.get("choices"))) - 1 if _spoken(record) else 0
+    conversation.unread = ("further choice of a completion",) * others
+    return conversation
 
 
 def _is_response(record: JsonObject) -> bool:

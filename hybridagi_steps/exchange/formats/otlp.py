@@ -4,8 +4,7 @@ A record is one OTLP request as JSON, or a single span, also as the SDK's `to_js
 Spans of one trace may stand in several requests: they are held until the file ends, or until
 `MAX_HELD_SPANS` are held and the oldest trace is written out. Those of an earlier file are read
 again from what is stored of them, so that all find their places. Spans that our own export wrote
-carry the step itself and become it again; all others are read by the names of the conventions, old
-and new.
+carry the step itself and become it again; all others are read by the names of `span_dialects`.
 
 An attribute is a key with a typed value: `{"key": "a", "value": {"intValue": "1"}}`; integers are
 written as strings. A plain object of attributes is read too, as some tools write it.
@@ -14,7 +13,7 @@ written as strings. A plain object of attributes is read too, as some tools writ
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,41 +21,29 @@ from typing import Any
 from pydantic import JsonValue
 
 from hybridagi_steps.exchange.records import Parsed, ParsedTrace, Record, Records, Skipped, refused
+from hybridagi_steps.exchange.span_dialects import (
+    Messages,
+    first_text,
+    messages_in,
+    read_attributes,
+    short_name,
+)
 from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, run_id_of, step_id, trace_steps
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
     agent_step,
-    as_arguments,
     as_list,
     as_object,
-    as_text,
     first_number,
-    is_one_of,
     json_or_text,
-    known_fields,
-    last_user_text,
-    text_of,
     time_of,
 )
 
 MAX_HELD_SPANS = 5_000
 """Spans held while their traces may still grow."""
 
-OPERATION = "gen_ai.operation.name"
-CHAT, EXECUTE_TOOL, INVOKE_AGENT = "chat", "execute_tool", "invoke_agent"
-MODEL_OPERATIONS = {"chat", "text_completion", "generate_content", "completion"}
-PROGRAM_OPERATIONS = {"invoke_agent", "create_agent", "invoke_workflow", "plan"}
-
-CONVERSATION = "gen_ai.conversation.id"
-AGENT_NAMES = ("gen_ai.agent.name", "gen_ai.workflow.name")
-AGENT_NAME = "gen_ai.agent.name"
-TOOL_NAME = "gen_ai.tool.name"
-TOOL_ARGUMENTS = ("gen_ai.tool.call.arguments", "gen_ai.tool.arguments")
-TOOL_RESULT = ("gen_ai.tool.call.result", "gen_ai.tool.output", "gen_ai.tool.message")
-INPUT_MESSAGES = ("gen_ai.input.messages", "gen_ai.prompt")
-OUTPUT_MESSAGES = ("gen_ai.output.messages", "gen_ai.completion")
 INPUT_EVENTS = {
     "gen_ai.system.message": "system",
     "gen_ai.user.message": "user",
@@ -65,17 +52,6 @@ INPUT_EVENTS = {
 }
 PROMPT_EVENT, COMPLETION_EVENT = "gen_ai.content.prompt", "gen_ai.content.completion"
 CHOICE_EVENT = "gen_ai.choice"
-
-MODELS = ("gen_ai.response.model", "gen_ai.request.model")
-REQUEST_MODEL = "gen_ai.request.model"
-PROVIDERS = ("gen_ai.provider.name", "gen_ai.system")
-INPUT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
-TOTAL_TOKENS = ("llm.usage.total_tokens",)
-CACHE_READ_TOKENS = ("gen_ai.usage.cache_read.input_tokens",)
-CACHE_WRITE_TOKENS = ("gen_ai.usage.cache_creation.input_tokens",)
-
-USER_ID = ("user.id", "enduser.id")
 ERROR_TYPE = "error.type"
 
 STEP = "hybridagi_steps.step"
@@ -93,7 +69,7 @@ def recognises(value: JsonValue) -> bool:
     match value:
         case {"resourceSpans": _} | {"resource_spans": _}:
             return True
-        case {"traceId": _} | {"trace_id": _} | {"context": _}:
+        case {"traceId": _} | {"trace_id": _} | {"context": _} | {"context.span_id": _}:
             return bool(_trace_of(value))
         case _:
             return False
@@ -192,6 +168,7 @@ def _own_steps(native: JsonObject, record: Record) -> list[Parsed]:
 
 def _in_otlp(native: JsonObject) -> JsonObject:
     """Return a span with OTLP's names, also when the SDK's `to_json` wrote it."""
+    native = _of_table(native)
     context, status = as_object(native.get("context")), as_object(native.get("status"))
     if not context:
         return native
@@ -207,69 +184,56 @@ def _in_otlp(native: JsonObject) -> JsonObject:
     }
 
 
+def _of_table(native: JsonObject) -> JsonObject:
+    """Return a row of Phoenix's table of spans as the SDK would print the span."""
+    if "context.span_id" not in native:
+        return native
+    columns = {key: value for key, value in native.items() if value is not None}
+    attributes = {
+        key.removeprefix("attributes."): value
+        for key, value in columns.items()
+        if key.startswith("attributes.")
+    }
+    kind = columns.get("span_kind")
+    return {
+        **native,
+        "context": {
+            "trace_id": columns.get("context.trace_id"),
+            "span_id": columns.get("context.span_id"),
+        },
+        "status": {"status_code": columns.get("status_code")},
+        "attributes": {**({"openinference.span.kind": kind} if kind else {}), **attributes},
+    }
+
+
 def _span(kept: JsonObject, record: Record) -> tuple[str, Span]:
     native = _in_otlp(kept)
     trace_id, span_id = _id(native, "traceId", "trace_id"), _id(native, "spanId", "span_id")
     if not trace_id or not span_id:
         raise BadRecordError("it has no traceId and spanId")
     attributes = attributes_of(native)
-    operation = attributes.get(OPERATION)
-    asked, said = asked_and_said(native, attributes)
-    is_model = is_one_of(operation, MODEL_OPERATIONS) or (operation is None and bool(asked))
-    name = str(native.get("name") or operation or "unnamed")
-    is_program = is_one_of(operation, PROGRAM_OPERATIONS)
-    agent = _first_text(attributes, *AGENT_NAMES) if is_program else None
-    return trace_id, Span(
+    name = str(native.get("name") or attributes.get("gen_ai.operation.name") or "unnamed")
+    read = read_attributes(attributes, name, _event_messages(native, attributes))
+    span = Span(
         id=span_id,
         parent=_id(native, "parentSpanId", "parent_span_id") or None,
-        name=agent or name,
+        name=read.name or short_name(name),
         native=kept,
         record=record,
         start=first_number(native, "startTimeUnixNano", "start_time_unix_nano"),
         end=first_number(native, "endTimeUnixNano", "end_time_unix_nano"),
-        is_program=is_program,
-        tool=None if is_model else _first_text(attributes, TOOL_NAME) or name,
-        purpose=last_user_text(asked),
-        arguments={} if is_model else as_arguments(_first(attributes, TOOL_ARGUMENTS)),
-        outputs=_outputs(attributes, said),
+        is_program=read.kind == "program",
+        tool=read.tool,
+        purpose=read.purpose,
+        arguments=read.arguments,
+        outputs=read.outputs,
         error=_error(native, attributes),
-        metrics=_metrics(attributes),
-        session_id=as_text(attributes.get(CONVERSATION)),
-        user_id=_first_text(attributes, *USER_ID),
+        metrics=read.metrics,
+        session_id=read.session_id,
+        user_id=read.user_id,
+        label=read.label,
     )
-
-
-def _first_text(attributes: JsonObject, *keys: str) -> str | None:
-    """Return the first text that stands under one of these names."""
-    found = (attributes.get(key) for key in keys)
-    return next((text for text in found if isinstance(text, str) and text), None)
-
-
-def _first(attributes: JsonObject, keys: Sequence[str]) -> Any:
-    """Return what stands under the first of these names that is there."""
-    return next((attributes[key] for key in keys if key in attributes), None)
-
-
-def _outputs(attributes: JsonObject, said: Sequence[Any]) -> JsonObject | None:
-    for key in TOOL_RESULT:
-        if key in attributes:
-            return {"result": json_or_text(attributes[key])}
-    if not said:
-        return None
-    message = as_object(said[-1])
-    parts = message.get("parts") or message.get("content")
-    text = text_of([p for p in as_list(parts) if _is_text(p)]) if isinstance(parts, list) else parts
-    calls = message.get("tool_calls") or [
-        {"name": part.get("name"), "arguments": part.get("arguments")}
-        for part in map(as_object, as_list(parts))
-        if part.get("type") == "tool_call"
-    ]
-    result: JsonObject = {"result": text or ""}
-    return {**result, "tool_calls": calls} if calls else result
-
-
-def _is_text(part: object) -> bool:
-    return as_object(part).get("type", "text") == "text"
+    return trace_id, span
 
 
 def _error(native: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
@@ -285,79 +249,36 @@ def _error(native: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
     return {"type": str(kind or "Error"), "message": message}
 
 
-def _metrics(attributes: JsonObject) -> JsonObject:
-    asked = first_number(attributes, *INPUT_TOKENS)
-    said = first_number(attributes, *OUTPUT_TOKENS)
-    total = first_number(attributes, *TOTAL_TOKENS)
-    if total is None and asked is not None and said is not None:
-        total = asked + said
-    return known_fields(
-        input_tokens=asked,
-        output_tokens=said,
-        total_tokens=total,
-        cache_read_tokens=first_number(attributes, *CACHE_READ_TOKENS),
-        cache_write_tokens=first_number(attributes, *CACHE_WRITE_TOKENS),
-        model_name=_first_text(attributes, *MODELS),
-        provider=_first_text(attributes, *PROVIDERS),
-    )
-
-
 def _id(native: JsonObject, *keys: str) -> str:
     """Return an id in lower case, as hexadecimal digits are written; base64 stays as it is."""
-    found = (_first_text(native, *keys) or "").removeprefix("0x")
+    found = (first_text(native, keys) or "").removeprefix("0x")
     if len(found) in (16, 32) and not set(found.lower()) - set("0123456789abcdef"):
         return found.lower()
     return found
 
 
-Messages = list[JsonObject]
-
-
-def asked_and_said(native: JsonObject, attributes: JsonObject) -> tuple[Messages, Messages]:
-    """Return the messages that went in, and those that came out."""
-    asked = _messages(_first(attributes, INPUT_MESSAGES), "user")
-    said = _messages(_first(attributes, OUTPUT_MESSAGES), "assistant")
-    from_events = _event_messages(native)
-    asked = asked or from_events[0] or _flattened(attributes, "gen_ai.prompt.")
-    said = said or from_events[1] or _flattened(attributes, "gen_ai.completion.")
-    return asked, said
-
-
-def _messages(given: object, role: str) -> Messages:
-    """Return what a string, an object or a list says as messages."""
-    value = json_or_text(given)
-    if isinstance(value, dict):
-        return [as_object(value)]
-    if not isinstance(value, list):
-        return [{"role": role, "content": str(value)}] if value else []
-    return [as_object(item) or {"role": role, "content": str(item)} for item in as_list(value)]
-
-
-def _event_messages(native: JsonObject) -> tuple[Messages, Messages]:
+def _event_messages(native: JsonObject, attributes: JsonObject) -> tuple[Messages, Messages]:
+    """Return the messages in and out that a span's events tell, or an attribute of events."""
     asked: Messages = []
-    said: Messages = []
-    for item in as_list(native.get("events")):
-        event = as_object(item)
-        name, fields = str(event.get("name")), attributes_of(event)
+    answered: Messages = []
+    within = as_list(json_or_text(attributes.get("events")))
+    for event in map(as_object, [*as_list(native.get("events")), *within]):
+        fields = attributes_of(event) or event
+        name = str(event.get("name") or event.get("event.name"))
         if name == PROMPT_EVENT:
-            asked += _messages(fields.get("gen_ai.prompt"), "user")
+            asked += messages_in(json_or_text(fields.get("gen_ai.prompt")), "user")
         elif name == COMPLETION_EVENT:
-            said += _messages(fields.get("gen_ai.completion"), "assistant")
+            answered += messages_in(json_or_text(fields.get("gen_ai.completion")), "assistant")
         elif name in INPUT_EVENTS:
             asked.append({"role": INPUT_EVENTS[name], "content": fields.get("content")})
         elif name == CHOICE_EVENT:
             message = as_object(json_or_text(fields.get("message")))
-            said.append(message or {"role": "assistant", "content": fields.get("content")})
-    return asked, said
-
-
-def _flattened(attributes: JsonObject, prefix: str) -> Messages:
-    found: dict[int, JsonObject] = {}
-    for key, value in attributes.items():
-        number, _, field = key.removeprefix(prefix).partition(".")
-        if key.startswith(prefix) and number.isdecimal() and len(number) < 6 and field:
-            found.setdefault(int(number), {})[field] = value
-    return [found[number] for number in sorted(found)]
+            answered.append(message or {"role": "assistant", "content": fields.get("content")})
+        elif name == "gen_ai.client.inference.operation.details":
+            for key, messages in (("input", asked), ("output", answered)):
+                value = fields.get(f"gen_ai.{key}.messages")
+                messages += messages_in(json_or_text(value), "user") if value else []
+    return asked, answered
 
 
 def attributes_of(native: JsonObject) -> JsonObject:

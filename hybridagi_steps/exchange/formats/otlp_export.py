@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from hybridagi_steps.exchange.formats import otlp as names
+from hybridagi_steps.exchange import span_dialects as names
+from hybridagi_steps.exchange.formats import otlp
+from hybridagi_steps.exchange.span_dialects import CHAT, EXECUTE_TOOL, INVOKE_AGENT, OPERATION
 from hybridagi_steps.exchange.spans import nanoseconds
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import (
@@ -101,10 +103,10 @@ def _span(step: AgentStep, end: AgentStep | None) -> JsonObject:
     error = _error_of(last) if last.status == "error" else {}
     attributes |= _measured(last)
     attributes |= {
-        names.CONVERSATION: step.session_id,
-        names.USER_ID[0]: step.user_id,
-        names.ERROR_TYPE: error.get("type"),
-        names.STEP: step.model_dump_json(exclude={"vector"}),
+        names.SESSIONS[0]: step.session_id,
+        names.USERS[0]: step.user_id,
+        otlp.ERROR_TYPE: error.get("type"),
+        otlp.STEP: step.model_dump_json(exclude={"vector"}),
     }
     start, finish = _times(step, end)
     span: JsonObject = {
@@ -120,8 +122,8 @@ def _span(step: AgentStep, end: AgentStep | None) -> JsonObject:
     if last.status == "error":
         span["status"] = {"code": _ERROR, "message": str(error.get("message", ""))}
     if end is not None:
-        whole = _attributes({names.STEP: end.model_dump_json(exclude={"vector"})})
-        event = {"timeUnixNano": str(finish), "name": names.PROGRAM_END, "attributes": whole}
+        whole = _attributes({otlp.STEP: end.model_dump_json(exclude={"vector"})})
+        event = {"timeUnixNano": str(finish), "name": otlp.PROGRAM_END, "attributes": whole}
         span["events"] = [event]
     return span
 
@@ -131,30 +133,30 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[JsonObject, str,
     is_program = step.step_type in (AgentStepType.ProgramCall, AgentStepType.ProgramEnd)
     if step.tool is not None and not is_program:
         attributes: JsonObject = {
-            names.OPERATION: names.EXECUTE_TOOL,
-            names.TOOL_NAME: step.tool,
-            names.TOOL_ARGUMENTS[0]: as_json(step.arguments),
-            names.TOOL_RESULT[0]: None if step.result is None else as_json(step.result),
+            OPERATION: EXECUTE_TOOL,
+            names.TOOL_NAMES[0]: step.tool,
+            names.ARGUMENTS[0]: as_json(step.arguments),
+            names.RESULT[0]: None if step.result is None else as_json(step.result),
         }
-        return attributes, f"{names.EXECUTE_TOOL} {step.tool}", _INTERNAL
+        return attributes, f"{EXECUTE_TOOL} {step.tool}", _INTERNAL
     attributes = {
         names.INPUT_MESSAGES[0]: _asked(step),
         names.OUTPUT_MESSAGES[0]: _said(end or step),
     }
     if is_program:
         program = step.program or "program"
-        about = {names.OPERATION: names.INVOKE_AGENT, names.AGENT_NAME: program}
-        return {**about, **attributes}, f"{names.INVOKE_AGENT} {program}", _INTERNAL
+        about = {OPERATION: INVOKE_AGENT, names.NAMES[0]: program}
+        return {**about, **attributes}, f"{INVOKE_AGENT} {program}", _INTERNAL
     model = step.metrics.model_name if step.metrics else None
-    name = f"{names.CHAT} {model}" if model else names.CHAT
-    return {names.OPERATION: names.CHAT, **attributes}, name, _CLIENT
+    name = f"{CHAT} {model}" if model else CHAT
+    return {OPERATION: CHAT, **attributes}, name, _CLIENT
 
 
 def _measured(step: AgentStep) -> JsonObject:
     if step.metrics is None:
         return {}
     return {
-        names.REQUEST_MODEL: step.metrics.model_name,
+        names.MODELS[1]: step.metrics.model_name,
         names.PROVIDERS[0]: step.metrics.provider,
         names.INPUT_TOKENS[0]: step.metrics.input_tokens,
         names.OUTPUT_TOKENS[0]: step.metrics.output_tokens,

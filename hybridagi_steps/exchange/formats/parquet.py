@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange.records import (
@@ -36,6 +36,7 @@ MAGIC = b"PAR1"
 BATCH = 1_000
 """Rows read or written at once."""
 
+_CHATS = {"messages", "conversations", "conversation", "instruction"}
 _TEXTS = (*NAME_FIELDS, "status")
 _JSON = ("inputs", "outputs", "metadata", "metrics")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,12 +51,6 @@ def required() -> Any:
     except ImportError as error:
         raise MissingExtraError("Parquet", "parquet") from error
     return pyarrow
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether a file begins as Parquet does."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def write(steps: Iterable[AgentStep], file: BinaryIO, *, vectors: bool = False) -> int:
@@ -77,6 +72,37 @@ def row_count(path: Path) -> int:
         return pyarrow.parquet.read_metadata(path).num_rows
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+
+
+def holds_steps(path: Path) -> bool:
+    """Whether the rows of a file are steps, rather than conversations as `datasets` writes them."""
+    pyarrow = required()
+    with pyarrow.parquet.ParquetFile(path) as file:
+        return not _CHATS & set(file.schema_arrow.names) or "step_type" in file.schema_arrow.names
+
+
+def rows(path: Path) -> Iterator[Record]:
+    """Yield the rows of a file as they are, without the fields that are null."""
+    pyarrow = required()
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(batch_size=BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Record(number, _without_nulls(row))
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value as JSON would have it; a column of structures has every key in each."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {name: _without_nulls(item) for name, item in items if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in cast("list[Any]", value)]
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def parse(path: Path) -> Iterator[Parsed | Skipped]:

@@ -6,7 +6,14 @@ The run goes on when the reader leaves; only `POST /runs/{id}/cancel` stops it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import NAMESPACE_URL, uuid5
@@ -19,6 +26,7 @@ from starlette.requests import ClientDisconnect
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import SequenceConflictError, UnknownProgramError, UnknownSessionError
 from hybridagi_steps.memory import StepMemory
+from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.message import MessageRole, Step, new_id, utc_now
 from hybridagi_steps.records.provenance import SOURCE
 from hybridagi_steps.records.store_values import BranchPosition
@@ -234,11 +242,14 @@ async def complete(
     user_id = caller.acts_as(asked.user)
     if caller.only_user is None:  # else it is counted already
         await shared.check_rate(user_id)
-    session_id = await _session_of(shared, caller, asked, user_id)
+    session_id, earlier = await _session_of(shared, caller, asked, user_id)
     session = AgentSession(session_id, user_id, as_any_user=caller.only_user is None)
     await shared.hub.check_idle(session_id)
     said: Any = asked.messages[-1].content
-    run = await shared.hub.start(runner.run_stream(session, said), user_id)
+    events = runner.run_stream(session, said)
+    if earlier:
+        events = _after(partial(_append_new, shared, session, earlier), events)
+    run = await shared.hub.start(events, user_id)
     assert run is not None  # noqa: S101 - a new message always begins one
     stream = CompletionStream(run, shared, asked, user_id)
     if asked.stream:
@@ -323,10 +334,10 @@ class CompletionStream(EventStream):
 
 async def _session_of(
     shared: Services, caller: Caller, asked: CompletionAsked, user_id: str | None
-) -> str:
+) -> tuple[str, list[Step]]:
     """Return the session that a request goes on with: the named, the continued, else a new one.
 
-    A new one begins with the messages before the last.
+    A new one begins with the messages before the last, which are returned, too.
     """
     session_id, *before = asked.session_id, *asked.transcript[:-1]
     end_of = partial(_end_of, shared)
@@ -334,15 +345,28 @@ async def _session_of(
         check = partial(shared.sessions_of(caller).check_allowed, session_id, new=True)
         await in_thread(check)
         if await in_thread(partial(end_of, session_id)) is not None:
-            return session_id
+            return session_id, []
     else:
         known = shared.conversations.take(user_id, before)
         if known and await in_thread(partial(end_of, known.session_id)) == known.position:
-            return known.session_id
+            return known.session_id, []
     session_id = session_id or str(new_id())
-    if steps := [_stored_form(*each, session_id) for each in before if each[1]]:
-        await shared.memory.repository(user_id=user_id).append(session_id, steps, expect_last=0)
-    return session_id
+    return session_id, [_stored_form(*each, session_id) for each in before if each[1]]
+
+
+async def _append_new(shared: Services, session: AgentSession, steps: Sequence[Step]) -> None:
+    """Begin a session with messages."""
+    sessions = shared.memory.repository(user_id=session.user_id)
+    await sessions.append(session.session_id, steps, expect_last=0)
+
+
+async def _after(
+    first: Callable[[], Awaitable[None]], events: AsyncIterator[StepEvent]
+) -> AsyncGenerator[StepEvent]:
+    """Yield events once something is done, which a run that gets no place never does."""
+    await first()
+    async for event in events:
+        yield event
 
 
 def _end_of(shared: Services, session_id: str) -> BranchPosition | None:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder, Receipt
-from hybridagi_steps.erasure import erase, is_stored
+from hybridagi_steps.erasure import erase, is_stored, purge_filter
 from hybridagi_steps.errors import UnknownSequenceError, UnknownSessionError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import Step
@@ -226,10 +226,9 @@ async def purge_session(shared: Shared, caller: Who, session_id: SessionId) -> R
 @router.post(PURGE, response_model=shapes.Erasure, responses=problems(409, 415))
 async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Response:
     """Erase what a filter means, for good, as `StepMemory.purge` does; needs the scope `delete`."""
-    where = StepFilter.of(asked.where)
-    if not where.picks_nothing:  # which is refused, whoever asks
-        own = filled(user_id=caller.acts_as(where.user_id))
-        where = StepFilter.of(where.model_dump(exclude_unset=True) | own)
+    where = purge_filter(asked.where)  # refused, if it is, before any run is ended
+    own = filled(user_id=caller.acts_as(where.user_id))
+    where = StepFilter.of(where.model_dump(exclude_unset=True) | own)
     session_id = where.session_id
     if session_id is not None and await in_thread(partial(shared.is_allowed, caller, session_id)):
         _check_idle(shared, caller, session_id)
@@ -238,7 +237,7 @@ async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Respon
 
     def purge_own() -> Erased:
         store, memory = shared.repository.store, shared.memory
-        if caller.only_user is None or where.picks_nothing or is_stored(store, where):
+        if caller.only_user is None or is_stored(store, where):
             return memory.purge(where)
         # What all users share is left alone; runs of theirs may wait in a queue.
         return erase(store, where, memory.namespace, memory.whole_address, caller.only_user)

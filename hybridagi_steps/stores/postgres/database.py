@@ -39,6 +39,7 @@ from hybridagi_steps.stores.postgres.driver_errors import translated, understood
 from hybridagi_steps.stores.postgres.positions import locked_insert, locks_of_a_writer
 from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, is_prepared, migrate
 from hybridagi_steps.stores.postgres.spelling import (
+    READING,
     Raw,
     SpellingConnection,
     came_to_rest,
@@ -66,12 +67,14 @@ _SETTINGS = """SELECT set_config('search_path', '{schema}', lent),
     set_config('idle_in_transaction_session_timeout', '{pause}', lent),
     set_config('default_transaction_isolation', 'read committed', lent),
     set_config('client_min_messages', 'warning', lent),
+    {reading},
     set_config('synchronous_commit', CASE WHEN {normal} THEN 'off'
         WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
         ELSE current_setting('synchronous_commit') END, lent),
     set_config('statement_timeout', CASE current_setting('statement_timeout')
         WHEN '0' THEN '{statement}' ELSE current_setting('statement_timeout') END, lent),
-    lent, pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter)
+    lent, extract(epoch FROM pg_postmaster_start_time())::text,
+    (SELECT extract(epoch FROM stats_reset)::text FROM pg_stat_bgwriter)
     FROM (SELECT {lent} AS lent) pooler;"""
 _SYNCED = {True: "on", False: "off"}
 # A snapshot of its own for each statement: those after the lock see what was committed before it.
@@ -350,6 +353,7 @@ class PostgresDatabase:
             pause=_LONGEST_PAUSE,
             statement=LONGEST_STATEMENT,
             normal=self.durability == "normal",
+            reading=READING,
             lent=lent,
         )
 

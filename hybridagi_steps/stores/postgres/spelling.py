@@ -32,6 +32,24 @@ _PLUS = re.compile(r"(?<=[ (=])\+(?=[a-z])")
 _NAMED = re.compile(r"(?<!:):([a-z_]+)")
 
 _CONNECT_SECONDS = 10
+_HOW_VALUES_ARE_READ = {
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "standard_conforming_strings": "on",
+    "backslash_quote": "safe_encoding",
+    "transform_null_equals": "off",
+    "xmloption": "content",
+    "quote_all_identifiers": "off",
+    "array_nulls": "on",
+}
+READING = ", ".join(
+    f"set_config('{name}', '{value}', lent)" for name, value in _HOW_VALUES_ARE_READ.items()
+)
+"""Sets, in a SELECT that says `lent`, what a server or role may have set otherwise, and what values
+that are written or read stand on. The encoding of texts is said on connecting."""
 _TEXT_ARRAY, _BIGINT_ARRAY = 1009, 1016
 _ESCAPE = "\x1a"
 _NUL_WRITTEN, _ESCAPE_WRITTEN = f"{_ESCAPE}0", f"{_ESCAPE}1"

@@ -15,11 +15,18 @@ import psycopg
 from psycopg import sql
 
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageError
-from hybridagi_steps.outside_files import RUN_COLUMNS, QueuedRun, Whose, handed_out
+from hybridagi_steps.outside_files import (
+    READ_FORMS,
+    RUN_COLUMNS,
+    QueuedRun,
+    Whose,
+    handed_out,
+    refuse_foreign_forms,
+)
 from hybridagi_steps.stores.address import secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, unreachable
 from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, rewrite
-from hybridagi_steps.stores.postgres.spelling import teach
+from hybridagi_steps.stores.postgres.spelling import READING, teach
 
 Raw = psycopg.Connection[Any]
 
@@ -79,7 +86,7 @@ BEGIN
         FROM pg_catalog.pg_class c WHERE c.relnamespace = current_schema()::regnamespace
             AND c.relkind = 'r' AND pg_has_role(c.relowner, 'USAGE')
             AND NOT EXISTS (SELECT FROM pg_catalog.pg_policy p WHERE p.polrelid = c.oid
-                AND p.polname = 'own')
+                AND p.polname = 'own' AND pg_get_expr(p.polwithcheck, c.oid) <> 'true')
             AND (c.relname <> 'workflow_status' OR EXISTS (
                 SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
                 AND a.attname = 'attributes'))
@@ -89,12 +96,12 @@ BEGIN
             WHEN t.name = 'queues' THEN format(of_queue, 'name', mine)
             WHEN t.run IS NOT NULL THEN format('EXISTS (
                 SELECT FROM workflow_status s WHERE s.workflow_uuid = %I.%I)', t.name, t.run)
+            WHEN t.name NOT IN ('application_versions', 'dbos_migrations') THEN 'false'
             END;
         CONTINUE WHEN condition IS NULL;
         EXECUTE format('DROP POLICY IF EXISTS mine ON %I', t.name);
-        EXECUTE format('CREATE POLICY own ON %I USING (%s) WITH CHECK (%s)', t.name,
-            condition, CASE WHEN t.run IS NULL OR t.name = 'workflow_status' THEN condition
-                ELSE 'true' END);
+        EXECUTE format('DROP POLICY IF EXISTS own ON %I', t.name);
+        EXECUTE format('CREATE POLICY own ON %I USING (%s) WITH CHECK (%2$s)', t.name, condition);
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t.name);
     END LOOP;
     FOR t IN SELECT role AS name FROM {SCHEMA}.access WHERE rights <> 'reader'
@@ -110,7 +117,26 @@ END $$"""  # noqa: S608 - our own names
 """Lets a role that `access` binds see the work of its namespaces: a queue's name ends with its own.
 Roles get the rights that DBOS needs; which version of DBOS it is all of them see. Tables that
 another process is still making (`attributes` come late) are left to it: it calls this when it is
-done. Policies of an earlier version, `mine`, showed plans to everybody, and runs given up."""
+done. What says neither a namespace nor a run (schedules, dispatched events) is no bound role's.
+Policies of earlier versions, `mine`, showed plans to everybody, and runs given up; a first form of
+`own` let rows be added to the runs of others."""
+_FORMS = ", ".join(f"'{form}'" for form in sorted(READ_FORMS))
+_REFUSE_FORMS = f"""DO $$
+DECLARE t RECORD;
+BEGIN
+    PERFORM pg_advisory_xact_lock({_LOCK});
+    FOR t IN SELECT c.oid::regclass AS name FROM pg_catalog.pg_class c
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'serialization'
+        WHERE c.relnamespace = to_regnamespace('{WORK_SCHEMA}') AND c.relkind = 'r'
+            AND pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (
+                SELECT FROM pg_catalog.pg_constraint k WHERE k.conrelid = c.oid
+                AND k.conname = 'own_form')
+    LOOP
+        EXECUTE format('ALTER TABLE %s ADD CONSTRAINT own_form
+            CHECK (serialization IN ({_FORMS.replace("'", "''")})) NOT VALID', t.name);
+    END LOOP;
+END $$"""  # noqa: S608 - our own names
+"""Has the server refuse what no queue reads; earlier rows may stand."""
 _TABLES = """SELECT c.relname, array_agg(a.attname::text) FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
     WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' GROUP BY c.relname"""
@@ -143,15 +169,16 @@ def connected(conninfo: str) -> Raw:
 
 def _limits(raw: Raw) -> str:
     """Return the query that sets limits for a session, unless a pooler lends the connection."""
-    return f"""SELECT set_config('lock_timeout', '{_BUSY_SECONDS}s', lent),
+    return f"""SELECT {READING}, set_config('lock_timeout', '{_BUSY_SECONDS}s', lent),
         set_config('statement_timeout', CASE current_setting('statement_timeout')
             WHEN '0' THEN '{LONGEST_STATEMENT}' ELSE current_setting('statement_timeout') END, lent)
         FROM (SELECT pg_backend_pid() <> {raw.info.backend_pid} AS lent) pooler"""  # noqa: S608 - no text in it
 
 
 def limited(conninfo: str) -> Raw:
-    """Return a connection with the limits for DBOS, which makes none."""
+    """Return a connection for DBOS, with the limits that it does not set; no pickle is read."""
     raw: Raw = psycopg.connect(conninfo, connect_timeout=_CONNECT_SECONDS)
+    refuse_foreign_forms(raw)
     try:
         raw.execute(_limits(raw).encode())
         raw.commit()  # or they would be rolled back
@@ -189,7 +216,7 @@ def prepare(raw: Raw, conninfo: str) -> None:
             try:
                 if raw.execute(_IS_THERE, (f"{WORK_SCHEMA}.lease",)).fetchone() != (True,):
                     raw.execute(_CREATE.encode())
-                raw.execute(_ISOLATE.encode())
+                _secure(raw)
                 break
             except _IN_THE_WAY:
                 raw.execute("ROLLBACK")
@@ -224,7 +251,12 @@ def schema_of_queue(conninfo: str, queue: str) -> str:
 def isolate(conninfo: str) -> None:
     """Bind roles to the work of their namespaces in a schema that is there, as its owner."""
     with connected(conninfo) as raw:
-        raw.execute(_ISOLATE.encode())
+        _secure(raw)
+
+
+def _secure(raw: Raw) -> None:
+    raw.execute(_REFUSE_FORMS.encode())
+    raw.execute(_ISOLATE.encode())
 
 
 def _check_pooler(raw: Raw, conninfo: str) -> None:

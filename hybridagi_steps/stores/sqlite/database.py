@@ -26,6 +26,7 @@ from typing import Any
 
 from hybridagi_steps._concurrency import rest_at_fork
 from hybridagi_steps.errors import (
+    FileGoneError,
     ForeignFileError,
     MemoryClosedError,
     ReadOnlyStorageError,
@@ -35,8 +36,14 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
 from hybridagi_steps.stores.sqlite.lost_commits import lost_commits
-from hybridagi_steps.stores.sqlite.schema import create, latest_version, migrate, version_of
-from hybridagi_steps.stores.sqlite.translation import translated, unopened
+from hybridagi_steps.stores.sqlite.schema import (
+    create,
+    latest_version,
+    migrate,
+    refuse_newer,
+    version_of,
+)
+from hybridagi_steps.stores.sqlite.translation import refused_links, translated, unopened
 from hybridagi_steps.stores.waiting import Patience, take, taken
 
 _CHECKPOINT_PAGES = 512
@@ -96,11 +103,16 @@ class Database:
         self._closed = False
         self._seen: object = None
         self._lost_commits = 0
+        self._own_path = str(self.path)
+        self._identity: tuple[int, int] | None = None
+        self._checked_turn = 0
         try:
             self._refuse_folder()
             self.writable = self._is_writable()
             self._mode = "rw" if self.writable else "ro"
             self._prepare()
+            found = self.path.stat()
+            self._identity = found.st_dev, found.st_ino
         except StorageError:
             raise
         except OSError as error:  # a name that is too long, a folder that may not be entered
@@ -149,6 +161,7 @@ class Database:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 yield connection
+                self._check_identity()
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -219,12 +232,6 @@ class Database:
         with suppress(StorageBusyError), self.patience.at_most(0), self.exclusive() as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
-    @property
-    def other_names(self) -> tuple[str, ...]:
-        """A line about files beside other names, if the file has some: none can be told."""
-        names = self.path.stat().st_nlink - 1
-        return (f"{self.path}: what lies beside its other name (hard link)",) if names else ()
-
     def damage_of_log(self) -> str:
         """Return what was lost of the write-ahead log, as far as is known; waits for nobody."""
         with suppress(OSError), self.patience.at_most(0), self.exclusive() as connection:
@@ -238,11 +245,44 @@ class Database:
     def _lock_file(self, seconds: float) -> None:
         """Wait for the file lock, and have SQLite wait for what is left of the time."""
         left = self._file_lock.acquire(seconds)
+        try:
+            if self._check_identity().st_nlink > 1:
+                raise refused_links(self.path)
+            self._check_version()
+        except BaseException:
+            self._file_lock.release()
+            raise
         # What is left is told only where it says something: that takes a twentieth of an append.
         wanted = self._timeout_seconds if left > _MUCH_LEFT * self._timeout_seconds else left
         if wanted != self._writer_waits and self._writer is not None:
             self._writer.execute(f"PRAGMA busy_timeout = {int(wanted * 1000)}")
             self._writer_waits = wanted
+
+    def _check_identity(self) -> os.stat_result:
+        """Refuse a file that is no longer the one that was opened; return its status.
+
+        What SQLite writes into a file without a name it can read back, and nobody else ever can.
+        """
+        try:
+            found = os.stat(self._own_path)  # noqa: PTH116 - a third of the time
+        except OSError as error:
+            raise FileGoneError(self._own_path, f"cannot be found ({error.strerror})") from error
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise FileGoneError(self._own_path, "is another file now")
+        return found
+
+    def _check_version(self) -> None:
+        """Refuse to write as an earlier version would: another process may have migrated.
+
+        Which takes longer than a turn of this one at the lock, so once in a turn is enough.
+        """
+        if self._writer is not None and self._file_lock.turns != self._checked_turn:
+            try:
+                (version,) = self._writer.execute("PRAGMA user_version").fetchone()
+            except sqlite3.Error as error:
+                raise translated(error, self.path) from error
+            refuse_newer(version, self.path)
+            self._checked_turn = self._file_lock.turns
 
     def close(self) -> None:
         """Close every connection, waiting for reads and writes under way."""
@@ -309,7 +349,7 @@ class Database:
         return self._inserts
 
     def _connect(self) -> Reader:
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode={self._mode}",
             uri=True,
             isolation_level=None,
@@ -317,6 +357,13 @@ class Database:
             check_same_thread=False,
             factory=Reader,
         )
+        if self._identity is not None and self.writable:
+            try:
+                self._check_identity()
+            except BaseException:
+                connection.close()
+                raise
+        return connection
 
     def _prepare(self) -> None:
         """Check the file, and create or migrate it; other processes may be doing the same."""
@@ -431,7 +478,13 @@ class Database:
         self._file_lock.acquire(self._timeout_seconds)
         try:
             make_private(self.path)
-            new = self.path.stat().st_size == 0
+            found = self.path.stat()
+            if found.st_nlink > 1:
+                raise refused_links(self.path)
+            new = found.st_size == 0
+        except StorageError:
+            self._file_lock.release()
+            raise
         except OSError as error:
             self._file_lock.release()
             raise unopened(error, self.path) from error

@@ -39,10 +39,13 @@ class FileLock:
         self._path = database.with_name(database.name + ".lock")
         self._descriptor = -1
         self._turn_began = 0.0
+        self.turns = 0
+        """How often it was taken anew; within a turn nobody else has had it for long."""
 
     def acquire(self, seconds: float) -> float:
         """Take the lock, waiting so long at most; return how many seconds of that are left."""
         if fcntl is None:
+            self.turns += 1
             return seconds
         if self._descriptor < 0:
             self._descriptor = self._open()
@@ -56,6 +59,7 @@ class FileLock:
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
         self._turn_began = time.monotonic()
+        self.turns += 1
         return max(begun + seconds - self._turn_began, 0.0)
 
     def release(self) -> None:

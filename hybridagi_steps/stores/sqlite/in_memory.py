@@ -30,7 +30,6 @@ class InMemoryDatabase:
 
     name = IN_MEMORY
     writable = True
-    other_names: tuple[str, ...] = ()
 
     def __init__(self, durability: str, timeout_seconds: float, place: str = IN_MEMORY) -> None:
         """Make an empty database; it survives nothing, whatever the durability."""

@@ -80,16 +80,21 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
                 f"{path} is an SQLite file of another program; give another path."
             )
         return 0
-    if version > latest_version():
-        raise NewerSchemaError(
-            f"{path} has schema version {version}, this library knows {latest_version()}; "
-            "upgrade hybridagi-steps."
-        )
+    refuse_newer(version, path)
     if missing := _EXPECTED_TABLES - tables:
         raise DamagedFileError(
             f"{path} is a step memory without {', '.join(sorted(missing))}; restore a backup."
         )
     return version
+
+
+def refuse_newer(version: int, path: Path) -> None:
+    """Refuse a file of a version that this library does not know."""
+    if version > latest_version():
+        raise NewerSchemaError(
+            f"{path} has schema version {version}, this library knows {latest_version()}; "
+            "upgrade hybridagi-steps."
+        )
 
 
 def stored_version(address: str) -> int:

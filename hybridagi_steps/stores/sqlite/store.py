@@ -74,14 +74,14 @@ class SqliteAdmin(SqliteSteps, AdminTables):
             for namespace in self._column(connection, "SELECT id FROM namespace"):
                 add_checksums(connection, namespace)
         self._db.compact(_NOTHING_OWED)
-        return self._db.other_names
+        return ()
 
     def compaction_owed(self) -> bool:
-        """Return whether something that was deleted may be in the file, or beside another name."""
+        """Return whether something that was deleted may be in the file."""
         with self._db.asking() as connection:
             found = self._column(connection, _OWED)
         self._db.empty_log()
-        return found != [0] or bool(self._db.other_names)
+        return found != [0]
 
     def write_into(self, path: Path) -> None:
         """Write the database as it is now, without what was deleted, into an empty file."""

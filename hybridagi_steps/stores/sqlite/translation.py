@@ -124,3 +124,11 @@ def unopened(error: OSError, path: Path) -> StorageError:
     """Return the error to raise when the system does not open a file."""
     kind, words = _OS_MEANINGS.get(error.errno, _UNKNOWN)
     return kind(f"{path} {words} ({error.strerror}).")
+
+
+def refused_links(path: Path) -> ReadOnlyStorageError:
+    """Return the error of a write to a file that has several names."""
+    return ReadOnlyStorageError(
+        f"{path} has another name (a hard link), and SQLite keeps a log for each: what is written "
+        "under one is overwritten under the other. Remove the other name, or copy the file."
+    )

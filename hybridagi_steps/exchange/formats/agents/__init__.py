@@ -1,0 +1,1 @@
+"""Readers of what agents wrote of their work: session logs, trajectories, evaluation logs."""

@@ -1,0 +1,462 @@
+"""What the attributes of a span mean, in every dialect, from one table of names.
+
+OpenTelemetry's GenAI conventions (old and new), OpenInference (Phoenix and its instrumentors),
+OpenLLMetry, MLflow, Langfuse, the AI SDK of Vercel, Google's ADK and Logfire with pydantic-ai say
+the same things under other names. A reader of spans hands over plain attributes and gets a
+`Reading`; a new dialect is a row in these tables. What no row reads is named by its kind, so that
+an import can report it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hybridagi_steps.records.json_reading import (
+    JsonObject,
+    as_list,
+    as_object,
+    first_number,
+    json_or_text,
+    known_fields,
+    last_user_text,
+    text_of,
+    whole_number,
+)
+
+Kind = Literal["program", "model", "tool", "other", "unknown"]
+"""What a span stands for: `other` is work of neither, `unknown` may be a tool."""
+Messages = list[JsonObject]
+
+OPERATION = "gen_ai.operation.name"
+CHAT, EXECUTE_TOOL, INVOKE_AGENT = "chat", "execute_tool", "invoke_agent"
+"""What the conventions call a call of a model, a tool and an agent."""
+KIND = (
+    "openinference.span.kind",
+    "traceloop.span.kind",
+    "mlflow.spanType",
+    "langfuse.observation.type",
+    OPERATION,
+    "ai.operationId",
+)
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("agent", "chain", "workflow", "task", "graph"), "program"),
+    **dict.fromkeys(("invoke_agent", "create_agent", "invoke_workflow", "plan"), "program"),
+    **dict.fromkeys(("llm", "chat_model", "chat", "generation", "completion"), "model"),
+    **dict.fromkeys(("text_completion", "generate_content"), "model"),
+    **dict.fromkeys(("embedding", "embeddings"), "model"),
+    **dict.fromkeys(("tool", "execute_tool", "retriever", "retrieval", "reranker"), "tool"),
+    **dict.fromkeys(("guardrail", "evaluator", "ai.toolcall"), "tool"),
+    **dict.fromkeys(("ai.generatetext", "ai.streamtext", "ai.generateobject"), "program"),
+    **dict.fromkeys(("ai.streamobject", "ai.embed", "ai.embedmany"), "program"),
+    **dict.fromkeys(("parser", "prompt"), "other"),
+}
+_MODEL_CALL = re.compile(r"ai\.\w+\.do(Generate|Stream|Embed)")
+
+INPUT_MESSAGES = (
+    "gen_ai.input.messages",
+    "gen_ai.prompt",
+    "llm.input_messages",
+    "ai.prompt.messages",
+    "pydantic_ai.all_messages",
+    "gcp.vertex.agent.llm_request",
+)
+OUTPUT_MESSAGES = (
+    "gen_ai.output.messages",
+    "gen_ai.completion",
+    "llm.output_messages",
+    "gcp.vertex.agent.llm_response",
+)
+ARGUMENTS = (
+    "gen_ai.tool.call.arguments",
+    "gen_ai.tool.arguments",
+    "gcp.vertex.agent.tool_call_args",
+    "ai.toolCall.args",
+    "tool_arguments",
+    "tool.parameters",
+)
+INPUT = (
+    "input.value",
+    "traceloop.entity.input",
+    "mlflow.spanInputs",
+    "langfuse.observation.input",
+    "langfuse.trace.input",
+    "ai.prompt",
+    "gcp.vertex.agent.data",
+    "reranker.query",
+)
+RESULT = (
+    "gen_ai.tool.call.result",
+    "gen_ai.tool.output",
+    "gen_ai.tool.message",
+    "gcp.vertex.agent.tool_response",
+    "ai.toolCall.result",
+    "tool_response",
+    "retrieval.documents",
+    "reranker.output_documents",
+    "ai.response.text",
+    "ai.response.object",
+    "ai.response.toolCalls",
+    "final_result",
+    "output.value",
+    "traceloop.entity.output",
+    "mlflow.spanOutputs",
+    "langfuse.observation.output",
+    "langfuse.trace.output",
+)
+TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
+NAMES = (
+    "gen_ai.agent.name",
+    "gen_ai.workflow.name",
+    "agent_name",
+    "agent.name",
+    "traceloop.entity.name",
+)
+SESSIONS = (
+    "gen_ai.conversation.id",
+    "session.id",
+    "traceloop.association.properties.session_id",
+    "langfuse.session.id",
+    "gcp.vertex.agent.session_id",
+    "mlflow.trace.session",
+    "ai.telemetry.metadata.sessionId",
+    "conversation_id",
+)
+USERS = (
+    "user.id",
+    "enduser.id",
+    "traceloop.association.properties.user_id",
+    "langfuse.user.id",
+    "mlflow.trace.user",
+    "ai.telemetry.metadata.userId",
+)
+MODELS = (
+    "gen_ai.response.model",
+    "gen_ai.request.model",
+    "llm.model_name",
+    "embedding.model_name",
+    "ai.model.id",
+    "langfuse.observation.model.name",
+    "mlflow.llm.model",
+)
+PROVIDERS = (
+    "gen_ai.provider.name",
+    "gen_ai.system",
+    "llm.provider",
+    "llm.system",
+    "ai.model.provider",
+    "mlflow.llm.provider",
+)
+INPUT_TOKENS = (
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.prompt_tokens",
+    "llm.token_count.prompt",
+    "ai.usage.inputTokens",
+    "ai.usage.promptTokens",
+)
+OUTPUT_TOKENS = (
+    "gen_ai.usage.output_tokens",
+    "gen_ai.usage.completion_tokens",
+    "llm.token_count.completion",
+    "ai.usage.outputTokens",
+    "ai.usage.completionTokens",
+)
+TOTAL_TOKENS = ("llm.usage.total_tokens", "llm.token_count.total", "ai.usage.totalTokens")
+CACHE_READ_TOKENS = (
+    "gen_ai.usage.cache_read.input_tokens",
+    "llm.token_count.prompt_details.cache_read",
+    "ai.usage.cachedInputTokens",
+)
+CACHE_WRITE_TOKENS = (
+    "gen_ai.usage.cache_creation.input_tokens",
+    "llm.token_count.prompt_details.cache_write",
+)
+USAGES = ("mlflow.chat.tokenUsage", "langfuse.observation.usage_details")
+"""Attributes that hold all counts as one object."""
+COSTS = ("llm.cost.total", "gen_ai.usage.cost", "operation.cost")
+COST_OBJECTS = ("mlflow.llm.cost", "langfuse.observation.cost_details")
+
+QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "request", "task")
+"""Arguments that hold a program's question, the likeliest first."""
+_METHOD = re.compile(r"\.(forward|aforward|__call__|acall)$")
+_ENTITY = re.compile(r"\.(workflow|task|agent|tool)$")
+_WRAPPERS = ("input_args", "kwargs", "args", "inputs")
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one span says."""
+
+    kind: Kind
+    label: str
+    """The kind as the span names it, such as `openinference.span.kind=LLM`; "" without one."""
+    name: str | None = None
+    """Of the agent or program, where an attribute names it."""
+    tool: str | None = None
+    purpose: str = ""
+    arguments: JsonObject = field(default_factory=dict[str, Any])
+    outputs: JsonObject | None = None
+    metrics: JsonObject = field(default_factory=dict[str, Any])
+    session_id: str | None = None
+    user_id: str | None = None
+
+
+def read_attributes(
+    attributes: JsonObject, name: str, events: tuple[Messages, Messages] = ([], [])
+) -> Reading:
+    """Read the attributes of one span.
+
+    Args:
+        attributes: Plain values by name; text that holds JSON is read.
+        name: The span's own name.
+        events: Messages in and out that the span's events tell.
+    """
+    asked = _messages(attributes, INPUT_MESSAGES, "user", "gen_ai.prompt.") or events[0]
+    answered = _messages(attributes, OUTPUT_MESSAGES, "assistant", "gen_ai.completion.")
+    answered = answered or events[1]
+    kind, label = _kind(attributes, has_messages=bool(asked))
+    given = json_or_text(first_of(attributes, INPUT))
+    holds_messages = bool(asked) or isinstance(as_object(given).get("messages", given), list | str)
+    if kind == "model" and not asked:
+        asked = messages_in(given, "user")
+    arguments = first_of(attributes, ARGUMENTS)
+    result = json_or_text(nested(attributes, RESULT))
+    outputs = answer(answered) if answered else _outputs(result, is_model=kind == "model")
+    if kind != "model" or not holds_messages:
+        arguments = unwrapped(json_or_text(given if arguments is None else arguments))
+    return Reading(
+        kind,
+        label,
+        name=first_text(attributes, NAMES) if kind == "program" else None,
+        tool=(
+            first_text(attributes, TOOL_NAMES)
+            or first_text(attributes, NAMES[-1:])
+            or short_name(name)
+        )
+        if kind in ("tool", "unknown")
+        else None,
+        purpose=last_user_text(asked) or (question_in(given) if kind != "tool" else ""),
+        arguments=as_object(arguments) if kind != "model" or not holds_messages else {},
+        outputs=outputs,
+        metrics=_metrics(attributes),
+        session_id=first_text(attributes, SESSIONS),
+        user_id=first_text(attributes, USERS),
+    )
+
+
+def short_name(name: str) -> str:
+    """Return the name of a span without the method or the kind that instrumentors append."""
+    return _ENTITY.sub("", _METHOD.sub("", name)) or name
+
+
+def _kind(attributes: JsonObject, *, has_messages: bool) -> tuple[Kind, str]:
+    for key in KIND:
+        value = json_or_text(attributes.get(key))
+        if not isinstance(value, str) or not value:
+            continue
+        label = f"{key}={value:.80}"
+        if _MODEL_CALL.fullmatch(value):
+            return "model", label
+        kind = KINDS.get(value.lower(), "unknown")
+        if kind != "unknown":
+            return kind, label
+        return ("model" if has_messages else "unknown"), label
+    if first_text(attributes, TOOL_NAMES) or "tool_arguments" in attributes:
+        return "tool", ""
+    if has_messages or "gcp.vertex.agent.llm_request" in attributes:
+        return "model", ""
+    return ("program" if first_text(attributes, NAMES) else "unknown"), ""
+
+
+def first_text(attributes: JsonObject, names: Iterable[str]) -> str | None:
+    """Return the first text that stands under one of these names."""
+    values = (attributes.get(name) for name in names)
+    texts = (value for value in values if isinstance(value, str) and value)
+    return next((str(json_or_text(text)) if text[0] == '"' else text for text in texts), None)
+
+
+def first_of(attributes: JsonObject, names: Sequence[str]) -> Any:
+    """Return the value of the first of these names that has one."""
+    values = (attributes.get(name) for name in names)
+    return next((value for value in values if value not in (None, "")), None)
+
+
+def nested(attributes: JsonObject, names: Sequence[str]) -> Any:
+    """Return the value of the first of these names, also one that stands in many attributes.
+
+    `retrieval.documents.0.document.content` is such a one: an attribute for each leaf of a list.
+    """
+    for name in names:
+        if (value := attributes.get(name)) not in (None, ""):
+            return value
+        if items := _unflattened(attributes, f"{name}."):
+            return [_bare(item) for item in items]
+    return None
+
+
+def _unflattened(attributes: JsonObject, prefix: str) -> list[Any]:
+    """Return the list that attributes with numbers in their names spell."""
+    root: JsonObject = {}
+    for key, value in attributes.items():
+        if not key.startswith(prefix):
+            continue
+        place, path = root, key.removeprefix(prefix).split(".")
+        if not path[0].isdecimal() or len(path[0]) > 5:
+            continue
+        for part in path[:-1]:
+            below = place.setdefault(part, {})
+            if not isinstance(below, dict):
+                break
+            place = as_object(below)
+        else:
+            place.setdefault(path[-1], value)
+    return as_list(_lists(root)) if root else []
+
+
+def _lists(value: Any) -> Any:
+    """Return nested objects whose keys are all numbers as lists."""
+    fields = as_object(value)
+    if not fields:
+        return value
+    read = {key: _lists(item) for key, item in fields.items()}
+    if all(key.isdecimal() for key in read):
+        return [read[key] for key in sorted(read, key=int)]
+    return read
+
+
+_ENVELOPES = ("message", "document", "tool_call", "message_content")
+
+
+def _bare(item: object) -> Any:
+    """Return an item of OpenInference without the name of its kind around or before its fields."""
+    fields = as_object(item)
+    for envelope in _ENVELOPES:
+        if isinstance(fields.get(envelope), dict):
+            fields = {**as_object(fields[envelope])}
+        fields = {key.removeprefix(f"{envelope}."): value for key, value in fields.items()}
+    if not fields:
+        return item
+    if "contents" in fields:
+        fields["content"] = [_bare(part) for part in as_list(fields.pop("contents"))]
+    if "tool_calls" in fields:
+        fields["tool_calls"] = [_bare(call) for call in as_list(json_or_text(fields["tool_calls"]))]
+    return fields
+
+
+def _messages(attributes: JsonObject, names: Sequence[str], role: str, flat: str) -> Messages:
+    for name in names:
+        if value := attributes.get(name):
+            return messages_in(json_or_text(value), role)
+        if items := _unflattened(attributes, f"{name}."):
+            return [as_object(_bare(item)) for item in items]
+    return [as_object(_bare(item)) for item in _unflattened(attributes, flat)]
+
+
+def messages_in(value: object, role: str) -> Messages:
+    """Return what a text, an object or a list says as messages."""
+    fields = as_object(value)
+    for key in ("messages", "contents", "all_messages"):
+        if isinstance(fields.get(key), list):
+            value, fields = fields[key], {}
+            break
+    if fields:
+        whole = as_object(fields.get("content"))
+        return [whole] if "parts" in whole else [fields]
+    if not isinstance(value, list):
+        return [{"role": role, "content": str(value)}] if value else []
+    return [
+        as_object(_bare(item)) or {"role": role, "content": str(item)} for item in as_list(value)
+    ]
+
+
+def answer(messages: Sequence[Any]) -> JsonObject:
+    """Return what the last of some messages says, with the calls in it."""
+    message = as_object(messages[-1])
+    parts = message.get("parts") or message.get("content")
+    text = text_of([p for p in as_list(parts) if _is_text(p)]) if isinstance(parts, list) else parts
+    calls = message.get("tool_calls") or [
+        {"name": part.get("name"), "arguments": part.get("arguments")}
+        for part in map(as_object, as_list(parts))
+        if part.get("type") == "tool_call"
+    ]
+    result: JsonObject = {"result": text or ""}
+    return {**result, "tool_calls": calls} if calls else result
+
+
+def _is_text(part: object) -> bool:
+    return as_object(part).get("type", "text") == "text" and "function_call" not in as_object(part)
+
+
+def _outputs(result: object, *, is_model: bool) -> JsonObject | None:
+    if result is None:
+        return None
+    return {"result": model_text(result) if is_model else result}
+
+
+def model_text(outputs: object) -> Any:
+    """Return the text of a model's answer in the forms of its client."""
+    if texts := [text for text in as_list(outputs) if isinstance(text, str)]:
+        return texts[0] if len(texts) == 1 else texts
+    fields = as_object(outputs)
+    choices = as_list(fields.get("choices"))
+    message = as_object(as_object(choices[0]).get("message")) if choices else fields
+    if text := text_of(message.get("content")):
+        return text
+    return message.get("tool_calls") or outputs
+
+
+def unwrapped(value: object) -> Any:
+    """Return a call's arguments without what an instrumentor wraps around them."""
+    fields = as_object(value)
+    if fields and fields.keys() & set(_WRAPPERS) and not fields.keys() - {*_WRAPPERS, "signature"}:
+        inner = {**as_object(fields.get("input_args")), **as_object(fields.get("kwargs"))}
+        if args := as_list(fields.get("args")):
+            inner["args"] = args
+        inner |= as_object(fields.get("inputs"))
+        return inner
+    if fields or value in (None, "", []):
+        return fields
+    return {"value": value}
+
+
+def question_in(value: object) -> str:
+    """Return what was asked: the last user's words, or the argument that holds the question."""
+    if isinstance(value, str):
+        return value
+    fields = as_object(value)
+    if said := last_user_text(fields.get("messages") or value):
+        return said
+    fields = as_object(unwrapped(fields))
+    texts = {key: text for key, text in fields.items() if isinstance(text, str)}
+    named = next((texts[key] for key in QUESTIONS if key in texts), None)
+    first = (text for text in as_list(fields.get("args")) if isinstance(text, str))
+    return named or next(iter(texts.values()), "") or next(first, "")
+
+
+def _metrics(attributes: JsonObject) -> JsonObject:
+    usage = as_object(json_or_text(first_of(attributes, USAGES)))
+    costs = as_object(json_or_text(first_of(attributes, COST_OBJECTS)))
+    cost = first_of(attributes, COSTS) or costs.get("total_cost") or costs.get("total")
+    sent = first_number(attributes, *INPUT_TOKENS)
+    received = first_number(attributes, *OUTPUT_TOKENS)
+    sent = first_number(usage, "input_tokens", "input") if sent is None else sent
+    received = first_number(usage, "output_tokens", "output") if received is None else received
+    total = first_number(attributes, *TOTAL_TOKENS)
+    total = first_number(usage, "total_tokens", "total") if total is None else total
+    if total is None and sent is not None and received is not None:
+        total = sent + received
+    cached = first_number(attributes, *CACHE_READ_TOKENS)
+    return known_fields(
+        input_tokens=sent,
+        output_tokens=received,
+        total_tokens=total,
+        cache_read_tokens=whole_number(usage.get("cache_read_input_tokens"))
+        if cached is None
+        else cached,
+        cache_write_tokens=first_number(attributes, *CACHE_WRITE_TOKENS),
+        model_name=first_text(attributes, MODELS),
+        provider=first_text(attributes, PROVIDERS),
+        cost=cost if isinstance(cost, int | float) and not isinstance(cost, bool) else None,
+    )

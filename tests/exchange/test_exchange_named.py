@@ -1,0 +1,76 @@
+"""What people have on their disks: exports in a zip, folders of session logs, SQLite files."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zipfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridagi_steps import StepMemory
+from hybridagi_steps.errors import ExchangeError
+from hybridagi_steps.exchange import import_file
+
+CHAT = {
+    "uuid": "u1",
+    "name": "Trip",
+    "created_at": "2025-03-01T10:00:00Z",
+    "chat_messages": [
+        {"sender": "human", "text": "Rain in Oslo?", "created_at": "2025-03-01T10:00:01Z"},
+        {"sender": "assistant", "text": "Sunny.", "created_at": "2025-03-01T10:00:05Z"},
+    ],
+}
+
+
+def memory() -> StepMemory:
+    return StepMemory(":memory:", embedder="hashing:2")
+
+
+def test_a_zip_as_downloaded_gives_sessions_with_titles_and_is_never_doubled(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "export.zip"
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("conversations.json", json.dumps([CHAT]))
+        packed.writestr("users.json", json.dumps([{"uuid": "x"}]))
+    steps = memory()
+    report = import_file(steps, file)
+    assert (report.added, report.skipped) == (3, [])
+    assert "users.json" in report.notes[0]
+    assert import_file(steps, file).added == 0
+    (session,) = steps.sessions()
+    assert session.title == "Trip"
+
+
+def test_a_damaged_zip_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "export.zip"
+    file.write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(ExchangeError, match="cannot be unpacked"):
+        import_file(memory(), file)
+
+
+def test_a_folder_of_session_logs_comes_in_whole(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        line: dict[str, Any] = {"sessionId": name, "timestamp": "2026-01-01T10:00:00Z"}
+        lines = [
+            {**line, "type": "user", "uuid": "a", "message": {"role": "user", "content": name}},
+            {**line, "type": "assistant", "uuid": "b", "message": {"id": "m", "content": "Yes."}},
+        ]
+        (tmp_path / name).mkdir()
+        text = "\n".join(map(json.dumps, lines))
+        (tmp_path / name / "log.jsonl").write_text(text)
+    steps = memory()
+    assert import_file(steps, tmp_path).skipped == []
+    assert {session.session_id for session in steps.sessions()} == {"one", "two"}
+
+
+def test_a_foreign_database_is_refused_by_its_tables(tmp_path: Path) -> None:
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE birds (name TEXT)")
+    with pytest.raises(ExchangeError, match="birds"):
+        import_file(memory(), file)
