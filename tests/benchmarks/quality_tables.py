@@ -7,7 +7,6 @@ from typing import Any
 from tests.benchmarks.quality_cost import cost_table
 from tests.benchmarks.quality_dialogue import dialogue_table, mixed_table
 from tests.benchmarks.quality_evidence import evidence_table
-from tests.benchmarks.quality_learned import learned_table
 from tests.benchmarks.quality_own_runs import own_tasks_table
 from tests.benchmarks.ranking import interval_text
 from tests.benchmarks.tables import Table, number
@@ -36,8 +35,6 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
         tables.append(mixed_table(result["mixed"]))
     if "cost" in result:
         tables.append(cost_table(result["cost"], result["options"]["steps"]))
-    if "learned" in result:
-        tables.append(learned_table(result["learned"]))
     if "grid" in result:
         tables.append(_grid_table(result["grid"]))
     return tables
