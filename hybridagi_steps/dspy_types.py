@@ -230,7 +230,18 @@ class AgentStepList(PredictionModel):
 
     def __getitem__(self, key: Any) -> Any:
         """Return the step at a place, the steps of a slice, or a field, as of any prediction."""
+        if isinstance(key, AgentStep):
+            return self.steps[self.steps.index(key)]
         return self.steps[key] if isinstance(key, int | slice) else super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set a field, as of any prediction.
+
+        `dspy.Predict` saves a demo by iterating over it and writing each item back as JSON, before
+        it takes `toDict`, which has all of it: what it writes to a step is left out here.
+        """
+        if not isinstance(key, AgentStep):
+            super().__setitem__(key, value)
 
     def index(self, step: AgentStep) -> int:
         """Return the place of a step.

@@ -149,7 +149,8 @@ def refuse_foreign_forms(raw: Any) -> None:
     was set up with: whoever can write a row could have code run. For a name that it does not know
     it has no reader, and that row alone fails.
     """
-    raw.row_factory = _file_row if isinstance(raw, sqlite3.Connection) else _server_rows
+    factory: Any = _file_row if isinstance(raw, sqlite3.Connection) else _server_rows
+    setattr(raw, "row_factory", factory)  # noqa: B010 - each kind of connection has its own type of it
 
 
 def _file_row(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:

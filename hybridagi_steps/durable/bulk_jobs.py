@@ -249,10 +249,13 @@ class BulkJobs:
     def _own(self, ids: Sequence[str] | None = None) -> list[BulkJob]:
         """Return jobs, newest first; of others nothing is read but whose they are."""
         read = partial(self._client.list_workflows, name=WORKFLOW, sort_desc=True)
-        listed = self._ask(read, workflow_ids=ids, load_input=False, load_output=False)
+        listed = self._ask(
+            read, workflow_ids=list(ids) if ids else None, load_input=False, load_output=False
+        )
         own = [each.workflow_id for each in listed if _queue(each) == self.queue]
         pages = (own[start : start + _PAGE] for start in range(0, len(own), _PAGE))
-        return [_job(each) for page in pages for each in self._ask(read, workflow_ids=page)]
+        found = [each for page in pages for each in self._ask(read, workflow_ids=page)]
+        return [_job(each) for each in sorted(found, key=lambda each: own.index(each.workflow_id))]
 
     def do(self, job_id: str, order: dict[str, Any]) -> str:
         """Do a job; return its result as JSON, or cancel whoever waits for it."""
@@ -282,7 +285,7 @@ def _job(found: WorkflowStatus) -> BulkJob:
     text = handed_out_text(found)
     if text is None:
         said["error"] = FOREIGN_FORM
-    order = {"kind": "", "arguments": {}} if text is None else orjson.loads(text)
+    order: dict[str, Any] = orjson.loads(text or '{"kind": "", "arguments": {}}')
     failed = said.get("error") is not None or found.status not in _STATUS
     total = int(said.get("total", 0))
     return BulkJob(

@@ -29,6 +29,7 @@ from hybridagi_steps.outside_files import (
     make_private,
     refuse_foreign_forms,
 )
+from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.stores.address import checked_server, is_server
 
 if TYPE_CHECKING or find_spec("dbos"):
@@ -110,7 +111,8 @@ class JsonSerializer(Serializer):
 
 def handed_out_text(status: Any) -> str | None:
     """Return the text that a piece of work was handed out with; None where its form is refused."""
-    return status.input["args"][0] if isinstance(status.input, dict) else None
+    order = as_object(status.input)
+    return order["args"][0] if order else None
 
 
 class QueueDatabase(NamedTuple):
@@ -194,7 +196,11 @@ class QueueDatabase(NamedTuple):
                 retry_connection_errors=False,  # without end, and to be cancelled by nobody
             )
             connections = client._sys_db.engine  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            event.listen(connections, "connect", lambda raw, _: refuse_foreign_forms(raw))
+
+            def refuse(raw: Any, _: object) -> None:
+                refuse_foreign_forms(raw)
+
+            event.listen(connections, "connect", refuse)
             if self.file is None:
                 work_tables.limit_all(connections)
             connections.dispose()  # what it has tried

@@ -85,13 +85,13 @@ def test_nothing_is_written_to_a_file_of_two_names(
         before = memory.stats()["steps"]
         for write in (
             partial(memory.purge, {"user_id": "ann"}),
-            partial(memory.add, AgentStep(step_type="Action")),
+            partial(memory.add, AgentStep(step_type=AgentStepType.Action)),
         ):
             with pytest.raises(ReadOnlyStorageError, match=r"another name \(a hard link\)"):
                 write()
         assert memory.stats()["steps"] == before
         (there / "other.db").unlink()
-        memory.add(AgentStep(step_type="Action"))
+        memory.add(AgentStep(step_type=AgentStepType.Action))
         assert memory.stats()["steps"] == before + 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.comparison import CACHE_MINIMUM, PRICE_TABLES, compare
+from hybridagi_steps.planning.comparison import CACHE_MINIMUM, compare
 from hybridagi_steps.planning.example_tasks import replaying_lm, tasks
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.results import PlanResult
@@ -37,14 +37,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PlanResult]:
     return found
 
 
-@pytest.mark.parametrize("table", [table.name for table in PRICE_TABLES])
-def test_no_price_table_makes_one_conversation_cheaper(
-    results: dict[str, PlanResult], table: str
-) -> None:
-    for name, result in results.items():
-        assert (result.comparison.priced[table].saving or 0.0) >= 0, name
-
-
 def test_most_of_the_raw_tokens_that_can_be_saved_are(results: dict[str, PlanResult]) -> None:
     compared = [result.comparison for result in results.values()]
     full = sum(each.full_history for each in compared)
@@ -65,7 +57,7 @@ def test_all_steps_begin_alike_to_the_letter(results: dict[str, PlanResult]) -> 
 
 def test_a_shared_file_is_shown_again_once_it_has_changed(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "f.txt").write_text("beforehand " * 150)
+    (tmp_path / "work" / "f.txt").write_text("beforehand " * 300)
 
     def write(request: Any) -> Any:
         if "# Step one" in str(request.messages) and request.messages[-1].role != "tool":
@@ -81,7 +73,7 @@ def test_a_shared_file_is_shown_again_once_it_has_changed(tmp_path: Path) -> Non
     assert Orchestrator(workspace=workspace, lm=lm).run(plan=plan).success
     first, second, third = lm.requests
     assert first.system == second.system == third.system
-    assert first.system.count("beforehand") == 150
+    assert first.system.count("beforehand") == 300
     assert "beforehand" not in str(first.messages)
     assert "(as above)" in str(first.messages)
     assert "## f.txt\nafter" in third.messages[0].text

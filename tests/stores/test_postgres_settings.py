@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
@@ -41,7 +41,7 @@ def test_a_memory_reads_what_it_wrote_whatever_the_database_sets(
 ) -> None:
     address = altered(new_postgres_database, *settings)
     text = "é \\ ' 漢 ?"
-    step = AgentStep(step_type="Action", inputs={"purpose": text, "number": 0.1 + 0.2})
+    step = AgentStep(step_type=AgentStepType.Action, inputs={"purpose": text, "number": 0.1 + 0.2})
     with StepMemory(address, embedder="hashing") as memory:
         memory.add(step)
         [hit] = memory.search("é")

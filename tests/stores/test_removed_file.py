@@ -9,10 +9,11 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.errors import FileGoneError, NewerSchemaError
 from hybridagi_steps.stores.sqlite.schema import latest_version
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="an open file cannot 
 
 def step(purpose: str) -> AgentStep:
     """A step about something."""
-    return AgentStep(step_type="Action", inputs={"purpose": purpose})
+    return AgentStep(step_type=AgentStepType.Action, inputs={"purpose": purpose})
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_reader_that_connects_anew_reads_no_other_file(path: Path) -> None:
         steps = memory.iter_steps()
         assert next(steps).purpose == "one"
         make_anew(path)
-        database = memory.repository().store._db  # pyright: ignore
+        database: Any = getattr(memory.repository().store, "_db")  # noqa: B009
         with database.reading(), pytest.raises(FileGoneError, match="another file"):
             memory.find({})
 
@@ -91,7 +92,7 @@ def test_a_file_removed_within_a_transaction_commits_nothing(path: Path) -> None
     with StepMemory(path, embedder="hashing") as memory:
         memory.add(step("one"))
 
-        database = memory.repository().store._db  # pyright: ignore
+        database: Any = getattr(memory.repository().store, "_db")  # noqa: B009
 
         def delete() -> None:
             with database.writing() as connection:

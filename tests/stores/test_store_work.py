@@ -329,7 +329,7 @@ def test_a_long_turn_is_read_once_for_all_that_is_found_in_it(
     ("first", "then", "finds"),
     [
         ({"metadata": {"mood": "glad"}}, {"metadata": {"mood": "sad"}}, 300),
-        ({"exclude": {"metadata": {"mood": "sad"}}}, {"metadata": {"mood": "glad"}}, 300),
+        ({"metadata": {"mood": "glad"}}, {"exclude": {"metadata": {"mood": "sad"}}}, 1_500),
         ({"metadata": {"mood": 1}}, {"exclude": [{"metadata": {"mood": "long"}}]}, 600),
         ({"sources": "x"}, {"exclude": {"sources": "y"}, "trust": "team"}, 1_800),
         ({"since": "2001-01-01"}, {"since": "2002-01-01", "until": "2100-01-01"}, 1_800),
@@ -582,7 +582,7 @@ class TestATurn:
     def test_it_asks_once_and_commits_twice(self, memory: StepMemory, work: Work) -> None:
         asked = self.statements_of(work, memory)
         assert transactions(asked) == 2
-        assert len(asked) <= 10, "those that begin and end the two counted"
+        assert len(asked) <= 12, "those that begin and end the two counted, and look at the schema"
 
     def test_whose_it_is_costs_a_question(self, memory: StepMemory, work: Work) -> None:
         nobodys = self.statements_of(work, memory)
