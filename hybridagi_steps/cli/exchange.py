@@ -25,6 +25,7 @@ from hybridagi_steps.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hybridagi_steps.exchange import ImportReport
     from hybridagi_steps.records.filters import StepFilter
 
 Salvage = Annotated[
@@ -88,23 +89,30 @@ def import_steps(
     if as_json:
         print_json(report._asdict())
     else:
-        already = f", {report.already_there:,} were there already" if report.already_there else ""
-        typer.echo(f"{report.added:,} steps added to {named(db)}{already}.")
-        for note in report.notes:
-            typer.echo(f"  {render.plain(note)}", err=True)
-        skipped = report.skipped
-        if is_refused:  # one reason for all lines is said once
-            skipped = [next(lines) for _, lines in groupby(skipped, itemgetter(1))]
-        for line, reason in skipped[:NAMED]:
-            typer.echo(f"  line {line} skipped: {render.plain(reason)}", err=True)
-        if (hidden := report.skipped_count - len(skipped[:NAMED])) > 0:
-            typer.echo(f"  and {hidden:,} more records skipped", err=True)
+        _print_report(report, named(db), is_refused=is_refused)
     if is_refused:
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
     if report.added and not report.understood:
         raise typer.Exit(NOTHING_UNDERSTOOD)
     if strict and report.skipped_count:
         raise typer.Exit(1)
+
+
+def _print_report(report: ImportReport, target: str, *, is_refused: bool) -> None:
+    """Print what an import did, and why records were skipped."""
+    from hybridagi_steps.cli import render
+
+    already = f", {report.already_there:,} were there already" if report.already_there else ""
+    typer.echo(f"{report.added:,} steps added to {target}{already}.")
+    for note in report.notes:
+        typer.echo(f"  {render.plain(note)}", err=True)
+    skipped = report.skipped
+    if is_refused:  # one reason for all lines is said once
+        skipped = [next(lines) for _, lines in groupby(skipped, itemgetter(1))]
+    for line, reason in skipped[:NAMED]:
+        typer.echo(f"  line {line} skipped: {render.plain(reason)}", err=True)
+    if (hidden := report.skipped_count - len(skipped[:NAMED])) > 0:
+        typer.echo(f"  and {hidden:,} more records skipped", err=True)
 
 
 def _index(db: str, namespace: str) -> None:

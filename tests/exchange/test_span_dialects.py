@@ -11,6 +11,7 @@ import pytest
 import hybridagi_steps as hs
 from hybridagi_steps.exchange import import_file
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 QUESTION, ANSWER = "Weather in Oslo?", "Sunny there."
 MESSAGE = json.dumps([{"role": "user", "content": QUESTION}])
 REPLY = json.dumps([{"role": "assistant", "content": ANSWER}])
@@ -136,7 +137,7 @@ def request(*attributes: Attributes, names: tuple[str, ...] = ("agent", "call", 
         }
         for number, pairs in enumerate(attributes, start=1)
     ]
-    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": spans}]}]}
+    return {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
 
 
 @pytest.fixture
@@ -172,28 +173,25 @@ def test_a_dialect_is_read(memory: hs.StepMemory, tmp_path: Path, dialect: str) 
     assert imported(memory, tmp_path, request(*DIALECTS[dialect])).already_there == 4
 
 
-def test_a_react_run_of_dspy_holds_its_words(memory: hs.StepMemory, tmp_path: Path) -> None:
-    kinds = {
-        "ReAct.forward": ("CHAIN", {"input_args": {"question": QUESTION}}, {"answer": ANSWER}),
-        "Predict.forward": ("CHAIN", {"input_args": {"question": QUESTION}}, {"next": "look"}),
-        "ChatAdapter.__call__": ("CHAIN", {"inputs": {"question": QUESTION}}, [{"next": "look"}]),
-        "LM.__call__": ("LLM", {"messages": json.loads(MESSAGE)}, ["[[ ## next ## ]] look"]),
-        "weather.__call__": ("TOOL", {"kwargs": {"city": "Oslo"}}, "sun"),
-    }
-    spans: list[Any] = [
-        {
-            "openinference.span.kind": kind,
-            "input.value": json.dumps(given),
-            "output.value": json.dumps(result),
-        }
-        for kind, given, result in kinds.values()
-    ]
-    report = imported(memory, tmp_path, request(*spans, names=tuple(kinds)))
-    assert report.notes == ()
+def test_a_react_run_of_dspy_holds_its_words(memory: hs.StepMemory) -> None:
+    report = import_file(memory, SAMPLES / "openinference_dspy.jsonl")
+    assert (report.added, report.understood, report.notes) == (27, 27, ())
     steps = list(memory.iter_steps())
-    assert {step.tool for step in steps} == {None, "weather"}
-    assert {str((step.inputs or {}).get("program")) for step in steps} >= {"ReAct", "Predict"}
-    assert all((step.inputs or {}).get("purpose") or step.outputs for step in steps)
+    programs = [s for s in steps if s.step_type is hs.AgentStepType.ProgramCall]
+    assert {s.program for s in programs} >= {"ReAct", "Predict", "ChatAdapter", "ChainOfThought"}
+    assert {s.purpose for s in programs} == {QUESTION}
+    assert {s.tool for s in steps} == {None, "weather", "finish"}  # a model's call is no tool
+    models = [s for s in steps if s.metrics is not None and s.metrics.model_name]
+    assert len(models) == 3
+    assert all(QUESTION in s.purpose and s.outputs for s in models)
+    assert ANSWER in str(models[-1].outputs)
+    [weather] = [s for s in steps if s.tool == "weather"]
+    assert (weather.arguments, weather.outputs) == ({"city": "Oslo"}, {"result": "sun, 21 degrees"})
+    ends = [s for s in steps if s.step_type is hs.AgentStepType.ProgramEnd]
+    assert all(s.outputs for s in ends)
+    assert {(s.session_id, s.user_id) for s in steps} == {("s1", "ann")}
+    again = import_file(memory, SAMPLES / "openinference_dspy.jsonl")
+    assert (again.added, again.already_there) == (0, 27)
 
 
 def test_documents_of_a_retriever_are_its_result(memory: hs.StepMemory, tmp_path: Path) -> None:
