@@ -1,7 +1,8 @@
 """Older steps quoted in one message: as many as the budget holds, whole where they fit.
 
-They are taken by rank until the room is used up; one that would not fit is cut to the fragments
-that matter, and only then. Neighbours of a run or a session stand together in their order under one
+They are taken by rank until the room is used up. The best stand whole; once these have filled a
+first part of the room, a long one is cut to the fragments that matter, to leave room for those
+behind it. Neighbours of a run or a session stand together in their order under one
 mark with their day, and no mark is closed: the next one ends it. What is quoted is data between
 marks that it cannot hold (see messages/fences.py).
 """
@@ -25,9 +26,12 @@ _LEAST_TOKENS = 24
 _MOST_CUT = 8
 """How many times shorter than the whole an excerpt of few tokens may be: else a shorter step serves
 better."""
+_WHOLE_FIRST = 1_000
+"""Tokens that the best steps fill whole, however long each is: what the next action needs stands
+in the text of the best more often than in excerpts of many."""
 _SHARE, _ALWAYS_WHOLE = 0.15, 100
-"""Share of the room that is left, or so many tokens if they are more, that a step may take before
-all others had their turn: one long result is not worth the ten steps behind it."""
+"""Share of the room that is left, or so many tokens if they are more, that a step behind these may
+take before all others had their turn: one long result is not worth the ten steps behind it."""
 _SLACK = 0.95
 """Share of its room that an excerpt is aimed at; what it costs is counted anyway."""
 
@@ -118,8 +122,9 @@ def filled(
 ) -> Filled:
     """Return the steps that fit into so many tokens, best first, each whole where it fits.
 
-    In its turn a step gets a share of the room that is left, and what is too long for that is cut.
-    What nobody needed in the end goes to those that were cut, the best first.
+    Behind the first, which stand whole, a step gets a share of the room that is left in its turn,
+    and what is too long for that is cut. What nobody needed in the end goes to those that were
+    cut, the best first.
 
     Args:
         found: What to quote, best first.
@@ -137,7 +142,8 @@ def filled(
         if made.full:
             made.left_out = made.left_out or step
             break
-        share = min(made.left, max(_ALWAYS_WHOLE, int(_SHARE * made.left)))
+        first = _WHOLE_FIRST - (room - made.left)
+        share = min(made.left, max(_ALWAYS_WHOLE, int(_SHARE * made.left), first))
         if _fit(step, share, wanted, count):
             made.steps.append(step)
             made.left -= step.tokens

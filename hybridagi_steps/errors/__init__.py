@@ -16,8 +16,6 @@
     ├── EmbedderError (RuntimeError)           the embedder failed
     │   └── EmbedderMismatchError              the memory was built with another embedder
     ├── RerankerError (RuntimeError)           the model of a reranker failed
-    ├── LabelError (ValueError)                labels from which no rank can be learned
-    ├── NotLearnedError (LookupError)          no rank was learned, or it was forgotten
     ├── StorageError (OSError)
     │   ├── ForeignFileError                   the file is not a step memory
     │   ├── NewerSchemaError                   written by a newer version of this library
@@ -211,18 +209,6 @@ class EmbedderMismatchError(EmbedderError):
 
 class RerankerError(StepsError, RuntimeError):
     """The model of a reranker failed, or gave no usable scores."""
-
-
-class LabelError(StepsError, ValueError):
-    """Labels from which no rank can be learned: one that is none, too few, or of one kind only."""
-
-    def __init__(self, message: str, *, good: int = 0, bad: int = 0, unusable: int = 0) -> None:
-        super().__init__(message)
-        self.good, self.bad, self.unusable = good, bad, unusable
-
-
-class NotLearnedError(StepsError, LookupError):
-    """No rank was learned, or it was forgotten since."""
 
 
 class StorageError(StepsError, OSError):

@@ -10,7 +10,6 @@ the steps that tell what was done.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +43,7 @@ from hybridagi_steps.exchange.records import (
     VectorOrigins,
 )
 from hybridagi_steps.exchange.session_import import SessionImport, TraceImport, Unit
-from hybridagi_steps.messages.conversation import NOT_READ, UNANSWERED
+from hybridagi_steps.messages.conversation import UNANSWERED
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import from_outside
@@ -181,7 +180,6 @@ class _Importer:
         self._passed: list[PassedOver] = []
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
-        self._not_read: Counter[str] = Counter()
         self._sessions = SessionImport(memory.repository())
         self._vectors, self._scores = VectorOrigins(memory), RunScores(memory)
         self._traces = TraceImport(memory, self._scores)
@@ -251,7 +249,6 @@ class _Importer:
         completed: list[Parsed] = []
         for record, metadata in zip(records, sourced, strict=True):
             step, defaults = record.step, self._defaults
-            self._not_read.update((step.metadata or {}).get(NOT_READ, ()))
             if record.said is not None:
                 defaults = {"session_id": record.said.line or step.run_id, **defaults}
             known = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
@@ -315,10 +312,6 @@ class _Importer:
         notes = (*self._vectors.notes(), *self._links.notes(), *self._traces.notes())
         notes += (*self._sessions.notes(), *self._unread.notes())
         notes += tuple(passed_over_notes(self._passed))
-        notes += tuple(
-            f"no reader for {kind}, kept as it came: {count:,}"
-            for kind, count in self._not_read.items()
-        )
         lost = (self._skipped, self._skipped_count, notes)
         return ImportReport(*counts, *lost, self._unread.understood)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridagi_steps.messages.conversation import (
     LONGEST_RUN_ID,
+    NOT_READ,
     Conversation,
     content_key,
     conversation_steps,
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.stores.sql.salvage import Salvaged
 
 _ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
-
-
-UNREAD = "unread"
-"""Metadata key of a step or message: labels of what its file says and no reader understands."""
 
 
 class Record(NamedTuple):
@@ -215,7 +212,7 @@ class UnreadCounts:
 
         A step that `is_own`, in our own format, is understood whatever it holds.
         """
-        labels = as_list((step.metadata or {}).get(UNREAD))
+        labels = as_list((step.metadata or {}).get(NOT_READ))
         is_empty = _is_empty(step)
         if not labels and is_empty and step.step_type is AgentStepType.Action:
             labels = ["steps of type Action with no words, arguments or result"]
@@ -224,6 +221,7 @@ class UnreadCounts:
 
     def notes(self) -> list[str]:
         """Return the counts in words."""
+        counts = self._counts.most_common()
         counts = self._counts.most_common()
         return [f"{count:,} {label} were not understood" for label, count in counts]
 

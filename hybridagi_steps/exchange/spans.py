@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hybridagi_steps.exchange.records import UNREAD, Parsed, Record, Skipped
-from hybridagi_steps.messages.conversation import LONGEST_RUN_ID
+from hybridagi_steps.exchange.records import Parsed, Record, Skipped
+from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, NOT_READ
 from hybridagi_steps.records.json_reading import BadRecordError, JsonObject, agent_step, stable_id
 
 MAX_SPAN_DEPTH = 100
@@ -205,7 +205,7 @@ class _Walk:
         metadata: JsonObject = {"format": self._trace.format}
         if opens and span.is_empty:
             kind = f"of {span.label}" if span.label else "without a known attribute"
-            metadata[UNREAD] = [f"spans {kind}"]
+            metadata[NOT_READ] = [f"spans {kind}"]
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
         if len(before) > 1:

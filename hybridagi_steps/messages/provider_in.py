@@ -294,9 +294,9 @@ def _native(fields: JsonObject) -> JsonObject:
 
 
 def _is_divided(message: JsonObject) -> bool:
-    """Whether an assistant's message holds results of calls beside the calls themselves."""
+    """Whether results stand as blocks where a message of its own answers: not in a user's."""
     parts = shaped(message).message
-    blocks = as_list(parts.get("content")) if parts["role"] == "assistant" else []
+    blocks = as_list(parts.get("content")) if parts["role"] in ("assistant", "tool") else []
     return any(as_object(block).get("type") == "tool_result" for block in blocks)
 
 

@@ -85,7 +85,7 @@ def shaped(message: JsonObject) -> Shaped:
     unread = [] if role in ROLE_ALIASES.values() else [f"role {role!r:.60}"]
     given: object = message.get("content", message.get("parts"))
     if isinstance(given, dict) and _reader_of(as_object(given)) is not None:
-        given = [given]
+        given = [as_object(given)]
     parts = _read_parts(as_list(given), unread)
     thoughts = [part for part in parts if part.get("type") == "reasoning"]
     parts = [part for part in parts if part.get("type") != "reasoning"]
@@ -142,7 +142,7 @@ def _call(call: Any) -> Any:
     if fields.keys() & {"function", "custom"} or not isinstance(fields.get("name"), str):
         return call
     keys = ("arguments", "args", "input", "parameters")
-    arguments = next((fields[key] for key in keys if key in fields), {})
+    arguments: Any = next((fields[key] for key in keys if key in fields), None) or {}
     own_id = fields.get("id") or next((fields[k] for k in _CALL_ID_KEYS if k in fields), None)
     return function_call(own_id, fields["name"], json_text(arguments))
 
@@ -345,7 +345,7 @@ def _tool_result(part: JsonObject) -> Parts:
     failed = part.get("isError") is True or kind.startswith("error")
     if "value" in as_object(output):
         output = output["value"]
-    said = output if isinstance(output, list) else json_text(output)
+    said: object = as_list(output) or json_text(output)
     return [_answer(part.get("toolCallId"), part.get("toolName"), said, failed=failed)]
 
 

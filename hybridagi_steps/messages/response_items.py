@@ -185,8 +185,9 @@ class ItemReader:
 def _arguments(given: JsonObject, kind: str) -> object:
     """Return the arguments of a call: those of a function as they are written."""
     if len(given) == 1:
+        only: Any
         (only,) = given.values()
-        if isinstance(only, dict) or kind in ("function_call", "custom_tool_call", "mcp_call"):
+        if as_object(only) or kind in ("function_call", "custom_tool_call", "mcp_call"):
             return only
         if given.keys() == {"arguments"}:
             return only
@@ -197,7 +198,7 @@ def _result(given: object) -> object:
     """Return what a tool gave back as text; bytes of pictures stay in the item."""
     if given is None or isinstance(given, str):
         return given
-    found = [given] if isinstance(given, dict) else as_list(given)
+    found: list[Any] = [given] if as_object(given) else as_list(given)
     if not found:
         return json_text(given)
     return "\n".join(_result_part(part) for part in found)

@@ -24,7 +24,6 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.optimize.outlook import FEWEST, StepOutlook, step_outlooks
 from hybridagi_steps.optimize.stored_runs import GOOD, action_of, runs_of
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.rerankers.logistic import area_under_curve as weighted_area
 from hybridagi_steps.validation import Where, whole_number
 
 if TYPE_CHECKING:
@@ -173,11 +172,18 @@ def reliability(
 
 
 def area_under_curve(ranked_by: Sequence[float], happened: Sequence[bool]) -> float | None:
-    """Return how often what happened ranks above what did not, ties half; None without a pair."""
+    """Return how often what happened ranks above what did not, ties half; None without a pair.
+
+    Reference: Fawcett 2006, "An introduction to ROC analysis".
+    """
     if all(happened) or not any(happened):
         return None
+    values, place = np.unique(ranked_by, return_inverse=True)
     labels = np.array(happened, np.float64)
-    return weighted_area(labels, np.array(ranked_by), np.ones(len(labels)))
+    good = np.bincount(place, labels, minlength=len(values))
+    bad = np.bincount(place, 1 - labels, minlength=len(values))
+    below = np.cumsum(bad) - bad / 2
+    return float((good * below).sum() / (good.sum() * bad.sum()))
 
 
 def _task(first: AgentStep, group: Callable[[AgentStep], Hashable] | None) -> Hashable:

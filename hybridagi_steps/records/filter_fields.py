@@ -1,8 +1,9 @@
 """The fields of a StepFilter: one declaration, from which everything that filters is derived.
 
 The SQL of both back-ends, the filter index, the options of the command line, the parameters of HTTP
-and MCP, and the table in the documentation read it; so a field is added by a line here and one in
-`StepFilter` for its type. Loads nothing: the command line's `--help` needs it.
+and MCP, and the table in the documentation read it, and searches what they may look at; so a field
+is added by a line here and one in `StepFilter` for its type. Loads nothing: the command line's
+`--help` needs it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class FilterField(NamedTuple):
     in_body: bool = False
     """Whether the value lies in the step's JSON body, under `key`, and not in a column."""
     metavar: str | None = None
+    wish: bool = False
+    """Whether only answers must meet it. Else it is a fence: a search looks at nothing behind it,
+    neither to show it nor to score or rank what it shows."""
 
 
 FILTER_FIELDS = (
@@ -62,9 +66,16 @@ FILTER_FIELDS = (
         "Steps of these types: Action, Decision, ProgramCall or ProgramEnd.",
         "step_type",
         metavar="TYPE",
+        wish=True,
     ),
     FilterField(
-        "tools", "--tool", "texts", "Actions that used one of these tools.", "tool", metavar="NAME"
+        "tools",
+        "--tool",
+        "texts",
+        "Actions that used one of these tools.",
+        "tool",
+        metavar="NAME",
+        wish=True,
     ),
     FilterField(
         "status",
@@ -72,12 +83,14 @@ FILTER_FIELDS = (
         "choices",
         "Steps that ended like this: ok, error, partial or cancelled.",
         "status",
+        wish=True,
     ),
     FilterField(
         "min_score",
         "--rated",
         "number",
         "Steps whose score, or whose run's score, is at least this.",
+        wish=True,
     ),
     FilterField("since", "--since", "time", "Steps made at or after this time.", metavar="DATE"),
     FilterField("until", "--until", "time", "Steps made before this time.", metavar="DATE"),
@@ -97,6 +110,7 @@ FILTER_FIELDS = (
         "json",
         "Steps with exactly these values of top-level metadata keys.",
         metavar="KEY=VALUE",
+        wish=True,
     ),
     FilterField(
         "sources",
@@ -114,6 +128,7 @@ FILTER_FIELDS = (
         "predictor",
         in_body=True,
         metavar="NAME",
+        wish=True,
     ),
     FilterField(
         "signatures",
@@ -123,6 +138,7 @@ FILTER_FIELDS = (
         "signature",
         in_body=True,
         metavar="HASH",
+        wish=True,
     ),
     FilterField(
         "trust",
@@ -138,6 +154,7 @@ FILTER_FIELDS = (
         "What is searched: `step`, `message` (of sessions), or both, as without it. "
         "Where steps are listed, `message` alone is an error.",
         metavar="KIND",
+        wish=True,
     ),
     FilterField(
         "exclude",
@@ -150,5 +167,7 @@ FILTER_FIELDS = (
 """In the order in which they are listed."""
 
 _BREADTH = ("text", "texts", "choice", "choices")
+WISHES = frozenset(field.name for field in FILTER_FIELDS if field.wish)
+"""Conditions that only answers must meet."""
 KEY_FIELDS = sorted((f for f in FILTER_FIELDS if f.key), key=lambda f: _BREADTH.index(f.kind))
 """Those that compare a step key; first those that leave least as a rule."""

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text, shown
-from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, StepKey
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, WISHES, StepKey
 from hybridagi_steps.records.message import UtcTime
 
 EVERY_SCOPE = "*"
@@ -184,6 +184,13 @@ class StepFilter(BaseModel):
         if {"step", "message"} <= set(self.kinds or ()):
             del asked["kinds"]
         return {key for key, value in asked.items() if value != _OPEN.get(key)}
+
+    @property
+    def fences(self) -> StepFilter:
+        """The filter without its wishes: what a search may look at to answer it."""
+        if WISHES.isdisjoint(name for name, value in vars(self).items() if value is not None):
+            return self
+        return self.model_copy(update=dict.fromkeys(WISHES))
 
     def finds(self, kind: Kind) -> bool:
         """Whether rows of a kind can match at all: a message has no tool and no program."""

@@ -13,7 +13,6 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps.rerankers.cross_encoder import CrossEncoder as CrossEncoder
-    from hybridagi_steps.rerankers.learned_rank import LearnedRank as LearnedRank
     from hybridagi_steps.rerankers.rescoring import (
         MaximalMarginalRelevance as MaximalMarginalRelevance,
     )
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "cross_encoder": "CrossEncoder",
-    "learned_rank": "LearnedRank",
     "rescoring": "MaximalMarginalRelevance Outcome Recency ReciprocalRank",
 }
 

@@ -17,7 +17,6 @@ from hybridagi_steps.errors import InvalidQueryError, MissingExtraError, Reranke
 from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.excerpts import words
 from hybridagi_steps.records.filters import StepHit
-from hybridagi_steps.rerankers.logistic import sigmoid
 from hybridagi_steps.rerankers.rescoring import best_first, rescored
 
 DEFAULT_MODEL = "cross-encoder/ms-marco-MiniLM-L6-v2"
@@ -124,4 +123,4 @@ def _load(name: str, arguments: dict[str, Any]) -> PairModel:
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     if scores.min() >= 0 and scores.max() <= 1:
         return scores
-    return sigmoid(scores)
+    return 0.5 * (1 + np.tanh(scores / 2))  # the logistic function, which so never overflows

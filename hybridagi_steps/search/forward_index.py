@@ -15,7 +15,7 @@ their frequencies are nowhere kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -368,3 +368,12 @@ def summed(counts: Counts, owners: npt.NDArray[np.intp], count: int) -> Counts:
     place = np.repeat(owners * width, width) + np.tile(np.arange(width, dtype=np.intp), len(owners))
     flat = np.bincount(place, counts.ravel(), minlength=count * width)
     return flat.reshape(count, width).astype(np.float64, copy=False)
+
+
+def by_name(names: Sequence[str], parts: Scores) -> list[dict[str, float]]:
+    """Return each row's parts by name, without those that were not looked at."""
+    found = [dict(zip(names, values, strict=True)) for values in parts.tolist()]
+    missing = np.isnan(parts).any()
+    return (
+        [{n: v for n, v in one.items() if not np.isnan(v)} for one in found] if missing else found
+    )

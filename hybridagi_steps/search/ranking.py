@@ -31,22 +31,14 @@ from hybridagi_steps.search.formulas import (
     formulas,
     fused_score,
 )
-from hybridagi_steps.search.forward_index import Scores, changing
-from hybridagi_steps.search.score_parts import (
-    ELSEWHERE,
-    OWN,
-    AskedText,
-    Places,
-    ReadIndex,
-    Scope,
-    ScoreParts,
-)
+from hybridagi_steps.search.forward_index import Scores, by_name, changing
+from hybridagi_steps.search.score_parts import ELSEWHERE, OWN, Places, ReadIndex, Scope, ScoreParts
+from hybridagi_steps.search.vocabulary import AskedText
 
 POOL = 50
 """Candidates taken from each half."""
 MOST_EQUAL = 3_000
-"""If more rows than this say the same, those behind the candidates are passed over, but for the
-newest, which stands for all: each would be scored to find out that it says the same."""
+"""Of more rows that say the same those behind the candidates are passed over but for the newest."""
 VOTERS = 20
 """The best rows, which vote for others of their tool and run."""
 
@@ -221,7 +213,7 @@ class _Answer:
         pool, kept = only or max(POOL, k), list[Rows]()
         while True:
             rows, full = self.values.candidates(pool, self.of_steps)
-            scored = self._scored(distinct(np.concatenate((rows, *kept))))
+            scored = self._answers(self._scored(distinct(np.concatenate((rows, *kept)))))
             chosen = self._collapsed(scored)
             if len(chosen) >= k or not full or only:
                 return self._ranked(scored, np.array(chosen[:k], np.intp))
@@ -232,7 +224,7 @@ class _Answer:
         """Look no further among many that say the same; return those seen, and the newest."""
         hashes = np.sort(self.index.columns.text_hashes(rows))
         twice = distinct(hashes[1:][hashes[1:] == hashes[:-1]])
-        crowds = self.index.columns.crowds(twice, MOST_EQUAL, self.values.visible)
+        crowds = self.index.columns.crowds(twice, MOST_EQUAL, self.values.answers)
         if crowds:
             self.values.pass_over(distinct(np.concatenate(crowds)))
         return [np.append(rows[among(rows, crowd)], crowd[-1]) for crowd in crowds]
@@ -262,16 +254,25 @@ class _Answer:
         reached = np.where(exact, 1.0, np.minimum(reached, 1.0))
         return _Scored(rows, reached, exact, spread, parts)
 
+    def _answers(self, scored: _Scored) -> _Scored:
+        """Leave out what was only looked at to score others."""
+        (kept,) = self.values.may_answer(scored.rows).nonzero()
+        if len(kept) == len(scored.rows):
+            return scored
+        parts = {name: values[kept] for name, values in scored.parts.items()}
+        rows = self.values.choose(scored.rows, kept)
+        return _Scored(rows, scored.score[kept], scored.exact[kept], scored.spread[kept], parts)
+
     def _joined(self, rows: Rows) -> tuple[Rows, Rows]:
         """Return the candidates with their neighbours and duplicates, and the duplicates."""
         index, query, visible = self.index, self.query, self.values.visible
-        said = text_hash(query.whole or query.text)
-        same = np.sort(index.columns.with_text(said, visible)[:POOL])
+        said, answers = text_hash(query.whole or query.text), self.values.answers
+        same = np.sort(index.columns.with_text(said, answers)[:POOL])
         if query.itself is not None:
-            same = distinct(np.concatenate((same, visible(np.array([query.itself])))))
+            same = distinct(np.concatenate((same, answers(np.array([query.itself])))))
         rows = distinct(np.concatenate((rows, same))) if len(same) else rows
-        answers = index.columns.with_purposes(answer_to(index.columns.text_hashes(rows)))
-        rows = distinct(np.concatenate((rows, visible(answers)))) if len(answers) else rows
+        replies = index.columns.with_purposes(answer_to(index.columns.text_hashes(rows)))
+        rows = distinct(np.concatenate((rows, visible(replies)))) if len(replies) else rows
         if self.mode == "hybrid":
             columns = index.columns
             rows = visible(np.concatenate((rows, columns.parents(rows), columns.children(rows)[0])))
@@ -387,14 +388,7 @@ class _Answer:
             self.values.held(rows, [*query_words]),
             scored.exact[chosen].tolist(),
             scored.spread[chosen].tolist(),
-            _by_name([*scored.parts], parts),
+            by_name([*scored.parts], parts),
             [self.of_turns if turn else self.of_steps for turn in turns],
         )
         return [*map(RankedRow._make, zip(*columns, strict=True))]
-
-
-def _by_name(names: Sequence[str], parts: Scores) -> list[dict[str, float]]:
-    """Return each row's parts by name, without those that were not looked at."""
-    found = [dict(zip(names, values, strict=True)) for values in parts.tolist()]
-    missing = np.isnan(parts).any()
-    return [{n: v for n, v in one.items() if not isnan(v)} for one in found] if missing else found

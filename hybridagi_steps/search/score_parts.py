@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps._concurrency import cached_property
-from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.records.store_values import FloatVector, Rows, among, distinct, without
 from hybridagi_steps.search.bm25 import (
     LexicalIndex,
@@ -28,7 +27,7 @@ from hybridagi_steps.search.columns.step_columns import NO_ROW, StepColumns, Tur
 from hybridagi_steps.search.formulas import Formula
 from hybridagi_steps.search.forward_index import Counts, Scores, bm25, counted, summed, to_best
 from hybridagi_steps.search.step_index import Shard
-from hybridagi_steps.search.vocabulary import piece_counts
+from hybridagi_steps.search.vocabulary import AskedText, piece_counts
 
 TOOL_STEPS = 12
 """The first steps of a tool that stand for it."""
@@ -55,25 +54,13 @@ class ReadIndex(Protocol):
 
 
 class Scope(NamedTuple):
-    """Where to look: the shards, and the rows that pass the filter (None: all of them)."""
+    """Where to look."""
 
     shards: list[Shard]
     rows: Rows | None
-
-
-class AskedText:
-    """A text whose parts are sought, its words and its meaning; empty where a half is not asked."""
-
-    def __init__(
-        self, text: str, vector: FloatVector | None, *, words: bool, meaning: bool
-    ) -> None:
-        self.stems = tokens(text) if words else []
-        self.vector = vector if meaning else None
-
-    @cached_property
-    def terms(self) -> list[str]:
-        """The distinct stems."""
-        return list(dict.fromkeys(self.stems))
+    """The rows inside the filter's fences; None: all of them."""
+    answers: Rows | None = None
+    """Those of them that pass its wishes, too, and may be answers; None: all of them."""
 
 
 class _Read(NamedTuple):
@@ -93,7 +80,8 @@ class ScoreParts:
         self, index: ReadIndex, scope: Scope, query: AskedText, state: AskedText | None
     ) -> None:
         self.index, self.scope, self.query, self.state = index, scope, query, state
-        self._sought = scope.rows
+        self._voters = scope.rows
+        self._sought = scope.rows if scope.answers is None else scope.answers
         self._lexicals = [shard.lexical for shard in scope.shards]
         self._matches = self._matched(query.stems)
         self._best_window = 0.0
@@ -116,41 +104,58 @@ class ScoreParts:
     def candidates(self, pool: int, formula: Formula) -> tuple[Rows, bool]:
         """Return the best rows of each half, ascending, and whether there may be more.
 
-        With a state also what followed the rows that are most like it.
+        With a state also what followed the rows that are most like it; with votes also the best
+        rows that may vote and be no answers.
         """
-        found: list[Rows] = []
-        for shard, match in zip(self.scope.shards, self._matches, strict=True):
-            rows, scores = match.top(pool, self._sought)
-            self._best_window = max(self._best_window, float(scores[0]) if len(scores) else 0.0)
-            found.append(rows)
-            if self.query.vector is not None:
-                nearest = shard.vectors.search(self.query.vector[None], pool, rows=self._sought)
-                found.append(nearest[0].rows)
+        found = self._alike(self.query, pool, self._sought)
         full = any(len(rows) >= pool for rows in found)
+        if self.scope.answers is not None and formula.votes:
+            found += self._alike(self.query, pool, self._voters)
         if self.state is not None and not formula.weights.keys().isdisjoint(_OF_STATE):
             found.append(self._after_the_state(pool, self.state))
         return distinct(np.concatenate(found)), full
 
+    def _alike(self, text: AskedText, pool: int, among: Rows | None) -> list[Rows]:
+        """Return the best rows of each half, of some or of all."""
+        found: list[Rows] = []
+        asked = text is self.query
+        matches = self._matches if asked else self._matched(text.stems)
+        for shard, match in zip(self.scope.shards, matches, strict=True):
+            rows, scores = match.top(pool, among)
+            if asked and len(scores):
+                self._best_window = max(self._best_window, float(scores[0]))
+            found.append(rows)
+            if text.vector is not None:
+                found.append(shard.vectors.search(text.vector[None], pool, rows=among)[0].rows)
+        return found
+
     def pass_over(self, rows: Rows) -> None:
         """Leave rows, ascending, out of the candidates from now on."""
-        sought = self.index.columns.held() if self._sought is None else self._sought
-        self._sought = without(sought, rows)
+        self._sought, self._voters = (
+            without(self.index.columns.held() if each is None else each, rows)
+            for each in (self._sought, self._voters)
+        )
 
     def _after_the_state(self, pool: int, state: AskedText) -> Rows:
-        alike: list[Rows] = []
-        for shard, match in zip(self.scope.shards, self._matched(state.stems), strict=True):
-            alike.append(match.top(pool, self.scope.rows)[0])
-            if state.vector is not None:
-                nearest = shard.vectors.search(state.vector[None], pool, rows=self.scope.rows)
-                alike.append(nearest[0].rows)
+        alike = self._alike(state, pool, self.scope.rows)
         return self.visible(self.index.columns.children(distinct(np.concatenate(alike)))[0])
 
     def visible(self, rows: Rows) -> Rows:
-        """Return those of `rows` that may be found, ascending."""
+        """Return those of `rows` that may be looked at, ascending."""
         if not len(rows):
             return rows
         rows = distinct(rows[rows != NO_ROW])
         return rows[self._may_show(rows)]
+
+    def answers(self, rows: Rows) -> Rows:
+        """Return those of `rows` that may be answers, ascending."""
+        rows = self.visible(rows)
+        return rows[self.may_answer(rows)]
+
+    def may_answer(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which of some rows that may be looked at may be answers, too."""
+        wished = self.scope.answers
+        return np.ones(len(rows), np.bool_) if wished is None else among(rows, wished)
 
     def values(self, rows: Rows, names: Iterable[str]) -> dict[str, Scores]:
         """Return parts of the score of some rows, by name."""

@@ -397,11 +397,13 @@ class Searcher:
             self._follow()
 
     def _scope(self, where: StepFilter) -> Scope:
-        asked = {name for name, value in vars(where).items() if value is not None}
+        filters, fences = self._index.filters, where.fences
+        asked = {name for name, value in vars(fences).items() if value is not None}
         excluded = where.exclude_run_id or []
         few = asked <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS
-        rows = self._all_but(excluded) if few else self._index.filters.rows(where)
-        return Scope(self._index.shards(own_only=where.scope is None), rows)
+        rows = self._all_but(excluded) if few else filters.rows(fences)
+        answers = None if fences is where else filters.rows(where)
+        return Scope(self._index.shards(own_only=where.scope is None), rows, answers)
 
     def _all_but(self, run_ids: Sequence[str]) -> Rows | None:
         """Return all rows but those of some runs and hidden ones; None when all may be found.

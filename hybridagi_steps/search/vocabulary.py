@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.records.store_values import distinct
+from hybridagi_steps._concurrency import cached_property
+from hybridagi_steps.records.step_text import tokens
+from hybridagi_steps.records.store_values import FloatVector, distinct
 from hybridagi_steps.search.forward_index import (
     Counts,
     TermSlots,
@@ -44,6 +46,21 @@ _MASKS = np.array([(1 << 8 * count) - 1 for count in range(_CHUNK + 1)], np.uint
 _EMPTY = -1
 
 _Places = npt.NDArray[np.int64]
+
+
+class AskedText:
+    """A text whose parts are sought, its words and its meaning; empty where a half is not asked."""
+
+    def __init__(
+        self, text: str, vector: FloatVector | None, *, words: bool, meaning: bool
+    ) -> None:
+        self.stems = tokens(text) if words else []
+        self.vector = vector if meaning else None
+
+    @cached_property
+    def terms(self) -> list[str]:
+        """The distinct stems."""
+        return list(dict.fromkeys(self.stems))
 
 
 class Spelled(NamedTuple):

@@ -44,8 +44,6 @@ STATUS: Mapping[type[StepsError], int] = {
     errors.EmbedderMismatchError: 500,
     errors.EmbedderError: 502,
     errors.RerankerError: 502,
-    errors.LabelError: 422,
-    errors.NotLearnedError: 404,
     errors.FileGoneError: 500,
     errors.DiskFullError: 507,
     errors.DamagedFileError: 500,

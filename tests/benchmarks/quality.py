@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +25,12 @@ from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.step_text import own_text, text_hash, tokens
-from hybridagi_steps.rerankers.judged_hits import JudgedHits
 from hybridagi_steps.search import formulas
 from hybridagi_steps.search import ranking as retrieval
 from hybridagi_steps.search.bm25 import LexicalIndex
 from tests.benchmarks.conditions import conditions
 from tests.benchmarks.quality_cost import cost_by_part
 from tests.benchmarks.quality_dialogue import (
-    TurnQuestion,
-    as_steps,
     chat_file,
     dialogue_quality,
     mixed_memory,
@@ -41,10 +38,9 @@ from tests.benchmarks.quality_dialogue import (
     turn_questions,
 )
 from tests.benchmarks.quality_evidence import evidence_questions, evidence_recall, side_by_side
-from tests.benchmarks.quality_learned import judged_question, judged_turns, learned_gains
 from tests.benchmarks.quality_own_runs import own_quality
 from tests.benchmarks.quality_searches import Searches
-from tests.benchmarks.quality_tables import AIMED, CUT, HYBRID, quality_tables
+from tests.benchmarks.quality_tables import AIMED, CUT, HYBRID, WISHED, quality_tables
 from tests.benchmarks.ranking import (
     Values,
     by_run,
@@ -93,7 +89,6 @@ def measure(
     half: Half = "report",
     tune: bool = False,
     only: str = "",
-    learned: bool = False,
     runs: str = "",
     questions: str = "",
 ) -> dict[str, Any]:
@@ -105,8 +100,6 @@ def measure(
         tune: Also try a grid of constants on the tuning half.
         only: The parts to measure, of tasks, evidence, dialogue, mixed and cost, with commas
             between them; by default all of them.
-        learned: Also learn a rank from each task, and tell what it is worth on runs that it did not
-            learn from.
         runs: A file with runs or chats of your own, in any format that can be imported; then
             nothing but they is measured.
         questions: What to ask about them: JSON objects with question and relevant, a list of ids.
@@ -118,8 +111,8 @@ def measure(
     if runs or questions:
         if not (runs and questions):
             raise InvalidSettingError("--runs and --questions go together: what is asked of what.")
-        if learned or tune:
-            raise InvalidSettingError("--learned and --tune are about the shipped runs only.")
+        if tune:
+            raise InvalidSettingError("--tune is about the shipped runs only.")
         found = conditions(embedder=embedder, runs=runs, questions=questions)
         return found | {"own": own_quality(Path(runs), Path(questions), embedder)}
     parts = _parts(only)
@@ -136,8 +129,6 @@ def measure(
         if "cost" in parts:
             asked = [question for task in tasks for question in task.questions]
             found["cost"] = cost_by_part(memory, Searches(memory), asked, _COST_ROUNDS)
-        if learned:
-            found["learned"] = _learned(memory, steps, embedder)
         if tune:
             found["grid"] = _grid(rankers[HYBRID], retrieval_tasks(steps, "tune"))
     if "evidence" in parts:
@@ -177,23 +168,6 @@ def _dialogue(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, An
         return dialogue_quality(embedder, turns, turn_questions(turns, half), file)
 
 
-def _learned(memory: StepMemory, steps: list[AgentStep], embedder: str) -> dict[str, Any]:
-    """Return what learned ranks are worth on the tasks and the conversations of both halves."""
-    searches = Searches(memory)
-    judged: dict[str, list[JudgedHits]] = {}
-    turns = shipped_turns(steps)
-    asked: list[TurnQuestion] = []
-    for half in get_args(Half):
-        asked += turn_questions(turns, half)
-        for task in retrieval_tasks(steps, half):
-            found = judged.setdefault(task.name, [])
-            found += [judged_question(searches, each, task) for each in task.questions]
-    with StepMemory(":memory:", embedder=embedder) as spoken:
-        spoken.add(as_steps(turns))
-        judged["turns of conversations"] = judged_turns(spoken, turns, asked)
-    return learned_gains(judged)
-
-
 def _mixed(steps: list[AgentStep], embedder: str, half: Half) -> dict[str, Any]:
     """Return what is found of two kinds of rows; the conversations are Who&When and tau-bench."""
     turns = shipped_turns(steps)
@@ -227,6 +201,9 @@ def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
     def aimed(question: Question, task: Task) -> list[int]:
         return _hashes(searches.hits(question, CUT, task.aim))
 
+    def wished(question: Question, task: Task) -> list[int]:
+        return _hashes(searches.hits(question, CUT, task.aim, tools=question.tools))
+
     return {
         "BM25, own text": own_words,
         "BM25, window text": _library(searches, "lexical"),
@@ -234,6 +211,7 @@ def _rankers(memory: StepMemory, steps: list[AgentStep]) -> dict[str, Ranker]:
         "rank fusion, own text": fused,
         HYBRID: _library(searches),
         AIMED: aimed,
+        WISHED: wished,
     }
 
 

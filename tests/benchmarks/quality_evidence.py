@@ -32,7 +32,7 @@ from hybridagi_steps.token_counters import MESSAGE_TOKENS, is_estimate, token_co
 from tests.benchmarks.ranking import Values, interval, interval_text, paired
 from tests.benchmarks.tables import Table, number
 
-BUDGETS = (1_000, 2_000, 4_000)
+BUDGETS = (500, 1_000, 2_000, 4_000)
 BUILDER, PLAIN, LAST = "ContextBuilder", "plain top-k until full", "last n"
 BLOT = "…"
 """Stands in a question where a value was."""
@@ -193,6 +193,9 @@ def evidence_recall(
     found: dict[str, dict[str, Values]] = {
         str(budget): {BUILDER: {}, PLAIN: {}, LAST: {}} for budget in BUDGETS
     }
+    standing: dict[str, dict[str, Values]] = {
+        budget: {name: {} for name in names} for budget, names in found.items()
+    }
     tokens: dict[str, dict[str, list[int]]] = {
         budget: {name: [] for name in names} for budget, names in found.items()
     }
@@ -201,6 +204,8 @@ def evidence_recall(
             for budget, context in zip(found, shown, strict=True):
                 values = found[budget][name].setdefault(question.run_id, [])
                 values.append(_share(context, question))
+                read = standing[budget][name].setdefault(question.run_id, [])
+                read.append(_values_read(context, question))
                 tokens[budget][name].append(context.tokens)
     return {
         "questions": len(questions),
@@ -214,6 +219,12 @@ def evidence_recall(
                     name: sum(each) / max(1, len(each)) for name, each in tokens[budget].items()
                 },
                 "ahead_of_plain": interval(paired(ways[BUILDER], ways[PLAIN]))._asdict(),
+                "values": {
+                    name: interval(values)._asdict() for name, values in standing[budget].items()
+                },
+                "values_ahead_of_plain": interval(
+                    paired(standing[budget][BUILDER], standing[budget][PLAIN])
+                )._asdict(),
             }
             for budget, ways in found.items()
             if questions
@@ -225,6 +236,12 @@ def _share(context: Shown, question: EvidenceQuestion) -> float:
     """Return the share of the evidence that is there with all of its values."""
     there = [needed.stands_in(context) for needed in question.evidence]
     return sum(there) / len(there)
+
+
+def _values_read(context: Shown, question: EvidenceQuestion) -> float:
+    """Return the share of the values that stand there, in whichever step."""
+    values = {value for needed in question.evidence for value in needed.values}
+    return sum(value in context.text for value in values) / len(values) if values else 1.0
 
 
 class _Ways:
@@ -282,20 +299,18 @@ class _Ways:
 
 
 def evidence_table(title: str, found: dict[str, Any]) -> Table:
-    """Return what contexts hold of the evidence, a row for each budget and way."""
+    """Return what contexts hold of the evidence, a row for each budget and way.
+
+    Steps count that are quoted with their values, and values that stand there in whichever step.
+    """
     rows: list[list[str]] = []
     for budget, each in found["budgets"].items():
-        for name, recall in each["recall"].items():
-            ahead = each["ahead_of_plain"] if name == BUILDER else None
-            rows.append(
-                [
-                    f"{int(budget):,}",
-                    name,
-                    interval_text(recall),
-                    number(each["tokens"][name], 0),
-                    interval_text(ahead, signed=True) if ahead else "",
-                ]
-            )
-    columns = ["budget", "", "evidence there [95 %]", "tokens", f"above {PLAIN} [95 %]"]
+        for name in each["recall"]:
+            rows.append([f"{int(budget):,}", name, number(each["tokens"][name], 0)])
+            for what, ahead in (("recall", "ahead_of_plain"), ("values", "values_ahead_of_plain")):
+                above = interval_text(each[ahead], signed=True) if name == BUILDER else ""
+                rows[-1] += [interval_text(each[what][name]), above]
+    above = f"above {PLAIN} [95 %]"
+    columns = ["budget", "", "tokens", "evidence there [95 %]", above, "values there [95 %]", above]
     about = f"{found['questions']} questions of {found['runs']} runs, tokens by {found['counter']}"
     return Table(f"{title}: {about}", columns, rows)

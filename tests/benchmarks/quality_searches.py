@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from hybridagi_steps.dspy_types import QueryWithSteps
@@ -19,10 +20,16 @@ class Searches:
         self._memory = memory
 
     def hits(
-        self, question: Question, k: int, aim: Aim | None = None, **options: Any
+        self,
+        question: Question,
+        k: int,
+        aim: Aim | None = None,
+        *,
+        tools: Sequence[str] | None = None,
+        **options: Any,
     ) -> list[StepHit]:
         """Return k hits; an aim that needs a state is left out where there is none."""
-        where = scope_of(question)
+        where = scope_of(question).model_copy(update={"tools": tools and list(tools)})
         if aim != "next":
             return self._memory.search(question.text, k, where=where, aim=aim, **options)
         if question.state is None:

@@ -7,7 +7,6 @@ from typing import Any
 from tests.benchmarks.quality_cost import cost_table
 from tests.benchmarks.quality_dialogue import dialogue_table, mixed_table
 from tests.benchmarks.quality_evidence import evidence_table
-from tests.benchmarks.quality_learned import learned_table
 from tests.benchmarks.quality_own_runs import own_tasks_table
 from tests.benchmarks.ranking import interval_text
 from tests.benchmarks.tables import Table, number
@@ -15,7 +14,9 @@ from tests.benchmarks.tables import Table, number
 CUT = 10
 """Hits that are looked at."""
 HYBRID, AIMED = "this library (hybrid)", "this library, aim named"
+WISHED = "this library, aim and tools named"
 """The rows that come with their intervals."""
+_OURS = (HYBRID, AIMED, WISHED)
 
 
 def quality_tables(result: dict[str, Any]) -> list[Table]:
@@ -34,8 +35,6 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
         tables.append(mixed_table(result["mixed"]))
     if "cost" in result:
         tables.append(cost_table(result["cost"], result["options"]["steps"]))
-    if "learned" in result:
-        tables.append(learned_table(result["learned"]))
     if "grid" in result:
         tables.append(_grid_table(result["grid"]))
     return tables
@@ -52,16 +51,16 @@ def _own_tables(own: dict[str, Any]) -> list[Table]:
 
 def _comparison(result: dict[str, Any], measure: str, title: str) -> Table:
     means = result["mean"][measure]
-    rivals = [name for name in means if name not in (HYBRID, AIMED)]
-    columns = ["", "questions (runs)", *rivals, HYBRID, AIMED, "aim"]
+    rivals = [name for name in means if name not in _OURS]
+    columns = ["", "questions (runs)", *rivals, *_OURS, "aim"]
     rows: list[list[str]] = []
     for task in sorted(result["tasks"], key=lambda task: not task["in_mean"]):
-        ours = [interval_text(task["intervals"][measure][name]) for name in (HYBRID, AIMED)]
+        ours = [interval_text(task["intervals"][measure][name]) for name in _OURS]
         asked = f"{task['questions']} ({task['runs']})"
         others = [number(task[measure][name]) for name in rivals]
         rows.append([task["task"], asked, *others, *ours, task["aim"]])
     counted = sum(task["in_mean"] for task in result["tasks"])
-    ours = [number(means[name]) for name in (HYBRID, AIMED)]
+    ours = [number(means[name]) for name in _OURS]
     rows.insert(counted, ["mean", "", *(number(means[name]) for name in rivals), *ours, ""])
     if measure == "ndcg":
         columns += ["hybrid - better own-text half [95 %]", "gain of the aim [95 %]"]

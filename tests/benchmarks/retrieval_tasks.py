@@ -52,6 +52,9 @@ class Question:
     """Hashes of the own texts that answer it."""
     state: AgentStep | None = None
     """The step before, where the question is what to do after it."""
+    tools: tuple[str, ...] = ()
+    """What somebody may name who knows of which tools the answers are: all that any question of
+    the source is about, or those of the run sought."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,15 @@ def _shuffled(run_id: str) -> bytes:
 def _same_function(steps: list[AgentStep], tasks: dict[str, str]) -> list[Question]:
     by_id = {id_text(step.id): step for step in steps}
     found: list[Question] = []
-    for same in _users(steps).values():
+    users = _users(steps)
+    for same in users.values():
         for step in same:
             wanted = _texts(other for other in same if other.run_id != step.run_id)
             if wanted:
                 run_id = str(step.run_id)
                 parent = by_id.get(id_text(step.parent_id)) if step.parent_id else None
                 text = _state(step, parent, tasks[run_id])
-                found.append(Question(text, run_id, True, wanted, parent))
+                found.append(Question(text, run_id, True, wanted, parent, (*users,)))
     return found
 
 
@@ -138,7 +142,10 @@ def _state(step: AgentStep, parent: AgentStep | None, task: str) -> str:
 
 def _from_task(steps: list[AgentStep], tasks: dict[str, str]) -> list[Question]:
     runs = _by_run(steps)
-    return [Question(tasks[run], run, False, _texts(made)) for run, made in runs.items()]
+    return [
+        Question(tasks[run], run, False, _texts(made), tools=_tools(made))
+        for run, made in runs.items()
+    ]
 
 
 def _tools_of(steps: list[AgentStep], tasks: dict[str, str]) -> list[Question]:
@@ -147,8 +154,12 @@ def _tools_of(steps: list[AgentStep], tasks: dict[str, str]) -> list[Question]:
     for run_id, made in _by_run(steps).items():
         same = [other for tool in _users(made) for other in users[tool] if other.run_id != run_id]
         if same:
-            found.append(Question(tasks[run_id], run_id, True, _texts(same)))
+            found.append(Question(tasks[run_id], run_id, True, _texts(same), tools=_tools(same)))
     return found
+
+
+def _tools(steps: Iterable[AgentStep]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(step.tool for step in steps if step.tool))
 
 
 def _texts(steps: Iterable[AgentStep]) -> frozenset[int]:

@@ -124,9 +124,17 @@ class TestTheBudget:
 
     def test_one_long_step_does_not_push_out_the_short_ones(self, memory: StepMemory) -> None:
         memory.add(act(n) for n in range(9))
-        memory.add(act(9, result="Which hotel had a pool? " + LINE.format(n=9) + " word" * 380))
-        context = ContextBuilder(memory, 500, counter=words_counted).build(steps=ASKED)
+        memory.add(act(9, result="Which hotel had a pool? " + LINE.format(n=9) + " word" * 1_500))
+        context = ContextBuilder(memory, 1_450, counter=words_counted).build(steps=ASKED)
         assert len(context.recalled) == 10
+
+    def test_the_best_step_stands_whole_before_pieces_of_others(self, memory: StepMemory) -> None:
+        asked = "Which hotel had a pool?"
+        memory.add(act(n, result=f"hotel pool {n}. " + f"list {n} on. " * 60) for n in range(9))
+        code = "behind the green lake"
+        memory.add(act(9, result=f"{asked} {'Some word. ' * 80}{code}. {'More word. ' * 80}"))
+        context = ContextBuilder(memory, 500, counter=words_counted).build(steps=ASKED)
+        assert code in str(context.messages[0]["content"])
 
     def test_an_excerpt_that_would_say_nothing_is_left_out(self, memory: StepMemory) -> None:
         memory.add(act(1, result="pool and other words " * 32))

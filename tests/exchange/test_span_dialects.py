@@ -155,7 +155,7 @@ def imported(memory: hs.StepMemory, folder: Path, value: Any) -> Any:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_dialect_is_read(memory: hs.StepMemory, tmp_path: Path, dialect: str) -> None:
     report = imported(memory, tmp_path, request(*DIALECTS[dialect]))
-    assert not [note for note in report.notes if "not understood" in note]
+    assert not [note for note in report.notes if "no reader" in note]
     call, model, tool, end = list(memory.iter_steps())
     assert call.step_type is hs.AgentStepType.ProgramCall
     assert (call.inputs or {})["program"] == "agent"

@@ -46,6 +46,15 @@ def test_every_field_is_declared_and_described() -> None:
     assert len({*options}) == len(options)
 
 
+def test_a_filter_without_its_wishes_is_its_fences() -> None:
+    fences = {"user_id": "ann", "session_id": "s", "since": "2025-01-01", "exclude_run_id": "r"}
+    fences |= {"exclude": {"tools": "refund"}, "trust": "own", "scope": "*", "sources": "mcp"}
+    wishes = {"tools": "refund", "predictors": "p", "signatures": "s", "step_types": "Action"}
+    wishes |= {"kinds": "step", "status": "ok", "min_score": 0.5, "metadata": {"k": 1}}
+    assert StepFilter.of(fences | wishes).fences == StepFilter.of(fences)
+    assert StepFilter.of(wishes).fences == StepFilter()
+
+
 def test_ids_may_be_uuids() -> None:
     id_ = uuid4()
     where = StepFilter.of({"run_id": id_, "session_id": id_, "program_id": id_})

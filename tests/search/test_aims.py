@@ -55,9 +55,6 @@ class TestNext:
         memory.add(DONE_BEFORE)
         [here] = run("now", LOOKED_UP)
         assert found(memory, here, 1) == ["b0"], "without an aim it is steps like this one"
-        narrow = memory.search(here, 5, aim="next", where={"tools": ["refund", "print", "sleep"]})
-        assert {hit.parts["state_words"] for hit in narrow} == {0}, "steps before may not be shown"
-        assert {hit.parts["state_meaning"] for hit in narrow} == {0}
         hits = memory.search(here, 6, aim="next")
         followed = [hit for hit in hits if hit.step.hop == 1]
         assert {str(hit.step.id) for hit in followed[:2]} == {"a1", "b1"}
@@ -106,6 +103,28 @@ class TestNext:
         with pytest.raises(InvalidQueryError, match=r"QueryWithSteps|empty|a query is"):
             memory.search(query, aim="next")
 
+    def test_naming_the_wanted_tools_leaves_the_states_before_them_in_sight(
+        self, memory: StepMemory
+    ) -> None:
+        memory.add(DONE_BEFORE)
+        [here] = run("now", LOOKED_UP)
+        tools = ["refund", "print", "sleep"]
+        hits = memory.search(here, 5, aim="next", where={"tools": tools})
+        every = memory.search(here, 50, aim="next")
+        assert [(h.step.id, h.score) for h in hits] == [
+            (h.step.id, h.score) for h in every if h.step.tool in tools
+        ]
+        assert [hit.parts["state_words"] for hit in hits[:2]] == [1, 1]
+
+    def test_a_fence_hides_the_states_before(self, memory: StepMemory) -> None:
+        memory.add(run("a", LOOKED_UP, user_id="bob"))
+        refund = run("a", LOOKED_UP, ("money goes to the card", "refund", "42"), user_id="ann")[1]
+        memory.add([refund])
+        [here] = run("now", LOOKED_UP)
+        where = {"user_id": "ann", "tools": ["refund"]}
+        [hit] = memory.search(here, aim="next", where=where)
+        assert hit.parts["state_words"] == hit.parts["state_meaning"] == 0
+
 
 class TestEpisode:
     """`aim="episode"`: the run that did this."""
@@ -129,6 +148,8 @@ class TestEpisode:
         hits = memory.search("flight to Oslo of Ann", 4, aim="episode")
         assert {hit.parts["run_vote"] for hit in hits} == {1.0}
         assert "the run of the best matches" in hits[-1].why
+        named = memory.search("flight to Oslo of Ann", 4, aim="episode", where={"tools": "rules"})
+        assert [(str(hit.step.id), hit.parts["run_vote"]) for hit in named] == [("case1", 1.0)]
 
 
 class TestTool:

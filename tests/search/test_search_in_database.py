@@ -91,6 +91,11 @@ ASKED: dict[str, dict[str, Any]] = {
     "a tool": {"aim": "tool"},
     "a tool of a user": {"aim": "tool", "where": {"user_id": "user-2"}},
     "only good ones": {"min_score": 0.4},
+    "a tool that is named": {"where": {"tools": ["respond", "search"]}},
+    "an episode of a user, a tool named": {
+        "aim": "episode",
+        "where": {"user_id": "user-1", "tools": "respond"},
+    },
 }
 
 

@@ -40,17 +40,20 @@ from hybridagi_steps.search.columns.filter_index import FEW_RUNS
 from hybridagi_steps.search.columns.row_filter import FilterFile, RowFilter
 from hybridagi_steps.search.columns.step_columns import NO_ROW
 from hybridagi_steps.search.database.partial_index import (
+    Filtered,
     PartialIndex,
-    Passing,
+    none_of,
     saved_first,
     window_scores,
+    with_unsaved,
 )
 from hybridagi_steps.search.database.planner import levels
 from hybridagi_steps.search.database.searched_store import SearchedStore, SearchView
-from hybridagi_steps.search.formulas import Aim, Mode
+from hybridagi_steps.search.formulas import AIMS, Aim, Mode
 from hybridagi_steps.search.indexing import PATIENCE_SECONDS, BackgroundWork, Held
 from hybridagi_steps.search.ranking import POOL, RankedRow, SearchQuery, best_rows
-from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, AskedText, Scope
+from hybridagi_steps.search.score_parts import AROUND, TOOL_STEPS, Scope
+from hybridagi_steps.search.vocabulary import AskedText
 
 READ = 1_500
 """Rows that hold a query's rarest words, read at most, but for the last of these words."""
@@ -64,6 +67,8 @@ DEEPEST = 20_000
 """Nearest rows that are looked through for those a wide filter lets pass."""
 WORTH_CACHING = 2_000
 """Rows whose keys the next process need not read again."""
+MOST_FILTERS = 2
+"""Filters whose few rows are remembered until something is stored: those of one search."""
 TURNS = 3_000
 """Turns of the candidates' sessions that are read."""
 
@@ -87,7 +92,7 @@ class DatabaseIndex:
         self._newest: dict[int, VectorRow] = {}
         self._graph = BackgroundWork(lambda: there.make_graph(dimension))
         self._graph_wanted = True
-        self._asked_few: tuple[object, Rows | None] = None, None
+        self._few: dict[str, Rows | None] = {}
 
     def follow(self) -> int:
         """Take note of what came and went, bring the database's counts along; return the epoch."""
@@ -112,6 +117,7 @@ class DatabaseIndex:
         except StorageBusyError as error:
             log.debug("new rows are counted later: %s", error)
         self._frontier = frontier
+        self._few.clear()
         return now.epoch
 
     def worth_saving(self) -> bool:
@@ -168,13 +174,16 @@ class DatabaseIndex:
         aim: Aim | None,
     ) -> list[RankedRow]:
         """Return the k best rows of one query, best first."""
-        rows, passing = self._passing(where)
+        fences = where.fences
+        inside = self._filtered(fences)
+        answers = inside if fences is where else self._filtered(where)
+        wished = None if fences is where else answers.rows
         pool = max(POOL, k)
         with self.there.search_view(self.dimension) as view:
             while True:
-                asked = _Candidates(self, view, query, mode, passing, rows, where, held)
+                asked = _Candidates(self, view, query, mode, inside, answers, fences, held)
                 index, full = asked.read(pool, aim)
-                scope = Scope(index.shards(own_only=where.scope is None), None)
+                scope = Scope(index.shards(own_only=where.scope is None), None, wished)
                 found = best_rows(index, query, k, scope=scope, mode=mode, aim=aim, pool=pool)
                 if len(found) >= k or not full:
                     break
@@ -184,27 +193,29 @@ class DatabaseIndex:
             self._graph.start()
         return found
 
-    def _passing(self, where: StepFilter) -> tuple[Rows | None, Passing]:
-        """Return the rows that pass a filter, None where nearly all do, and what tells of some."""
+    def _filtered(self, where: StepFilter) -> Filtered:
+        """Return the rows that pass a filter."""
         asked = where.model_dump(exclude_none=True)
         excluded = where.exclude_run_id or []
         if asked.keys() <= {"exclude_run_id"} and len(excluded) <= FEW_RUNS:
             hidden = self.filters.hidden().under(None)
             gone = distinct(np.concatenate([hidden, *self.filters.of_runs(excluded)]))
-            return None, lambda some: ~among(some, gone)
+            return Filtered(None, partial(none_of, gone=gone))
         rows = self._rows(where)
-        return rows, lambda some: among(some, rows)
+        return Filtered(rows, partial(among, known=rows))
 
     def _rows(self, where: StepFilter) -> Rows:
         """Return the rows that pass a filter; a user's few without reading whose all others are."""
         if (user := where.user_id) is None or where.exclude:
             return self.filters.rows(where)
-        if (asked := (repr(vars(where)), self._frontier)) != self._asked_few[0]:
+        if (asked := repr(vars(where))) not in self._few:
             few = self.filters.reads_all(where) and self.there.has_few(
                 user, NARROW, messages=where.finds("message")
             )
-            self._asked_few = asked, self._store.rows(where) if few else None
-        return self.filters.rows(where) if (rows := self._asked_few[1]) is None else rows
+            if len(self._few) == MOST_FILTERS:
+                self._few.clear()
+            self._few[asked] = self._store.rows(where) if few else None
+        return self.filters.rows(where) if (rows := self._few[asked]) is None else rows
 
 
 class _Candidates:
@@ -216,13 +227,14 @@ class _Candidates:
         view: SearchView,
         query: SearchQuery,
         mode: Mode,
-        passing: Passing,
-        rows: Rows | None,
-        where: StepFilter,
+        inside: Filtered,
+        answers: Filtered,
+        fences: StepFilter,
         held: Held,
     ) -> None:
+        """Read for `query` only what is inside of `fences`, which `answers` are some of."""
         self.whole, self.view, self.query, self.mode = whole, view, query, mode
-        self.passing, self.rows, self.where, self.held = passing, rows, where, held
+        self.inside, self.answers, self.fences, self.held = inside, answers, fences, held
         halves = {"words": mode != "dense", "meaning": mode != "lexical"}
         self.asked = AskedText(query.text, query.vector, **halves)
         self.state = query.state and AskedText(query.state.text, query.state.vector, **halves)
@@ -231,15 +243,17 @@ class _Candidates:
         """Return what was read, `pool` of each half, and whether there may be more candidates."""
         held = self.held
         stems = [*self.asked.terms, *(self.state.terms if self.state else ())]
-        counts = _with(held.texts.values(), self.view.counts(stems))
-        index = PartialIndex(self.whole.dimension, self.whole.filters, counts, self.passing)
+        counts = with_unsaved(held.texts.values(), self.view.counts(stems))
+        index = PartialIndex(self.whole.dimension, self.whole.filters, counts, self.inside.passing)
         self.index, self.pool, self.documents = index, pool, counts.documents
         index.add(held.texts.values())
-        rows = self._alike(self.asked, counts)
+        rows = self._alike(self.asked, counts, self.answers)
         full = len(rows) >= pool
+        if self.answers is not self.inside and AIMS[aim].votes:
+            rows = self._join(rows, self._alike(self.asked, counts, self.inside))
         rows = self._join(rows, self._same())
         if self.state is not None:
-            alike = self._alike(self.state, counts)
+            alike = self._alike(self.state, counts, self.inside)
             rows = self._join(rows, alike, self._under(alike))
             full = full or len(alike) >= pool
         rows = self._with_those_around(rows, links=self.mode == "hybrid" or self.state is not None)
@@ -265,61 +279,65 @@ class _Candidates:
 
     # -- candidates -------------------------------------------------------------------------------
 
-    def _alike(self, text: AskedText, counts: StemCounts) -> Rows:
-        """Return the best rows of each half."""
+    def _alike(self, text: AskedText, counts: StemCounts, those: Filtered) -> Rows:
+        """Return the best rows of each half, of those that pass."""
         found = [np.empty(0, np.int64)]
-        nearest = None if text.vector is None else self._nearest(text.vector)
+        nearest = None if text.vector is None else self._nearest(text.vector, those)
         if text.terms:
-            rows, words = self._holding(text.terms, counts)
+            rows, words = self._holding(text.terms, counts, those)
             rows, first = np.unique(rows, return_index=True)
             scores = window_scores(words, counts, text.terms)[first]
-            passing = self.passing(rows)
+            passing = those.passing(rows)
             rows, scores = rows[passing], scores[passing]
             found.append(rows[np.lexsort((rows, -scores))[: self._kept]])
         if nearest is not None:  # sought meanwhile
             found.append(nearest())
         return distinct(np.concatenate(found))
 
-    def _holding(self, terms: Sequence[str], counts: StemCounts) -> tuple[Rows, str]:
+    def _holding(
+        self, terms: Sequence[str], counts: StemCounts, those: Filtered
+    ) -> tuple[Rows, str]:
         """Return rows that hold one of the rarest terms, or several of the others."""
-        share = 1.0 if self.rows is None else len(self.rows) / max(counts.documents, 1)
+        share = 1.0 if those.rows is None else len(those.rows) / max(counts.documents, 1)
         ordered = sorted(terms, key=lambda term: counts.holding[term])
         expected = np.cumsum([counts.holding[term] for term in ordered])
-        if self._narrow is not None:
+        if (narrow := self._narrow(those)) is not None:
             # Several together are looked for in all rows; here there are few with any of them.
             expected = expected * share
             last = int(np.searchsorted(expected, READ, "right"))
             if not last or expected[last - 1] < ENOUGH:
                 last = max(int(np.searchsorted(expected, FARTHEST, "right")), 1)
-            return self.view.holding([Level([[t] for t in ordered[:last]])], FARTHEST, self._narrow)
+            return self.view.holding([Level([[t] for t in ordered[:last]])], FARTHEST, narrow)
         room = min(READ * self.pool / POOL / max(share, 0.001), max(FARTHEST, READ))
         last = int(np.searchsorted(expected, room, "right"))
         return self.view.holding(levels(ordered, last, int(room), counts), int(room), None)
 
-    def _nearest(self, vector: FloatVector) -> Callable[[], Rows]:
+    def _nearest(self, vector: FloatVector, those: Filtered) -> Callable[[], Rows]:
         """Begin to look for the rows nearest to a vector that pass, `pool` of them if there are."""
-        wide = self.rows is not None and self._narrow is None
-        share = len(self.rows) / max(self.documents, 1) if wide and self.rows is not None else 1.0
+        wide = those.rows is not None and self._narrow(those) is None
+        share = len(those.rows) / max(self.documents, 1) if wide and those.rows is not None else 1.0
         count = ceil(self._kept / max(share, 0.001))
-        begun = self.view.nearest(vector, min(count, DEEPEST), self._narrow)
-        return partial(self._nearest_passing, vector, count, begun)
+        begun = self.view.nearest(vector, min(count, DEEPEST), self._narrow(those))
+        return partial(self._nearest_passing, vector, those, count, begun)
 
-    def _nearest_passing(self, vector: FloatVector, count: int, begun: Callable[[], Rows]) -> Rows:
+    def _nearest_passing(
+        self, vector: FloatVector, those: Filtered, count: int, begun: Callable[[], Rows]
+    ) -> Rows:
         """Wait for the rows nearest to a vector, and look deeper until enough of them pass."""
-        newest, found = self._newest(vector), begun()
-        kept = found[self.passing(found)]
+        newest, found = self._newest(vector, those), begun()
+        kept = found[those.passing(found)]
         while len(kept) < self.pool and len(found) >= count and count < DEEPEST:
             count *= 4
-            found = self.view.nearest(vector, min(count, DEEPEST), self._narrow)()
-            kept = found[self.passing(found)]
+            found = self.view.nearest(vector, min(count, DEEPEST), self._narrow(those))()
+            kept = found[those.passing(found)]
         return self._join(kept[: self._kept], newest)
 
-    def _newest(self, vector: FloatVector) -> Rows:
+    def _newest(self, vector: FloatVector, those: Filtered) -> Rows:
         """Return the nearest of the rows that `nearest` does not know of yet."""
         newest = [*self.whole.newest_vectors(self.view), *self.held.vectors.values()]
         usable = [(each.row, each.vector) for each in newest if each.vector is not None]
         rows = np.array([row for row, _ in usable], np.int64)
-        passing = self.passing(rows)
+        passing = those.passing(rows)
         if not passing.any():
             return rows[:0]
         vectors = np.stack([each for _, each in usable])[passing]
@@ -329,16 +347,16 @@ class _Candidates:
     @property
     def _kept(self) -> int:
         """Candidates of each half that are read: the pool of each shard, and some for rounding."""
-        return self.pool * (1 if self.where.scope is None else 2) + 10
+        return self.pool * (1 if self.fences.scope is None else 2) + 10
 
-    @property
-    def _narrow(self) -> Rows | None:
-        return None if self.rows is None or len(self.rows) > NARROW else self.rows
+    def _narrow(self, those: Filtered) -> Rows | None:
+        """Return the rows, if they are so few that the database looks among them alone."""
+        return None if those.rows is None or len(those.rows) > NARROW else those.rows
 
     def _same(self) -> Rows:
         """Return the rows that say what the query says: their texts, or else their purposes."""
         said = self.view.saying(text_hash(self.query.whole or self.query.text))
-        texts, purposes = (distinct(rows[self.passing(rows)])[-POOL:] for rows in said)
+        texts, purposes = (distinct(rows[self.answers.passing(rows)])[-POOL:] for rows in said)
         itself = [] if self.query.itself is None else [self.query.itself]
         return self._join(texts, purposes, np.array(itself, np.int64))
 
@@ -371,7 +389,7 @@ class _Candidates:
     def _of_tools(self, rows: Rows) -> None:
         """Read the first steps of the tools of some rows."""
         filters = self.whole.filters
-        numbers, shown = distinct(filters.numbers("tool", rows)), filters.rows(self.where)
+        numbers, shown = distinct(filters.numbers("tool", rows)), filters.rows(self.fences)
         for number in numbers[numbers >= 0].tolist():
             first = partial(among, known=shown)
             self.index.add(self._missing(filters.first_rows("tool", number, TOOL_STEPS, first)))
@@ -379,17 +397,3 @@ class _Candidates:
     def _missing(self, rows: Rows) -> list[TextRow]:
         """Return the words of those of some rows that were not read yet."""
         return self.view.texts(self.index.missing(rows))
-
-
-def _with(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
-    """Return counts with rows that are not saved yet."""
-    documents, words, own_words, holding = counts
-    for text in texts:
-        if text.text_hash and not text.scoped:
-            window, further, *_ = (*text.tokens.split("\n", 2), "")
-            documents += 1
-            words += len(window.split())
-            own_words += len(window.rpartition("\t")[2].split())
-            held = {*window.split(), *further.split()}
-            holding = {stem: n + (stem in held) for stem, n in holding.items()}
-    return StemCounts(documents, words, own_words, holding)

@@ -9,11 +9,12 @@ known by their links alone: a walk goes on behind them, and nothing shows them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hybridagi_steps.records.store_values import Rows, StemCounts, TextRow, VectorRow
+from hybridagi_steps.records.store_values import Rows, StemCounts, TextRow, VectorRow, among
 from hybridagi_steps.search.bm25 import LexicalIndex, Statistics, inverse_frequency
 from hybridagi_steps.search.columns.row_filter import RowFilter
 from hybridagi_steps.search.columns.step_columns import StepColumns, TurnColumns, turns_of
@@ -25,6 +26,14 @@ from hybridagi_steps.search.vector_index import FaissIndex
 
 Passing = Callable[[Rows], npt.NDArray[np.bool_]]
 """Which of some rows a filter lets through."""
+
+
+class Filtered(NamedTuple):
+    """The rows that pass some filters."""
+
+    rows: Rows | None
+    """None where nearly all pass."""
+    passing: Passing
 
 
 class CountedWords(LexicalIndex):
@@ -113,6 +122,25 @@ class PartialIndex:
             if usable:
                 rows = np.array([each.row for each in usable], np.int64)
                 shard.vectors.add(rows, np.stack([np.asarray(each.vector) for each in usable]))
+
+
+def none_of(rows: Rows, gone: Rows) -> npt.NDArray[np.bool_]:
+    """Return which of some rows are not gone."""
+    return ~among(rows, gone)
+
+
+def with_unsaved(texts: Iterable[TextRow], counts: StemCounts) -> StemCounts:
+    """Return counts with rows that are not saved yet."""
+    documents, words, own_words, holding = counts
+    for text in texts:
+        if text.text_hash and not text.scoped:
+            window, further, *_ = (*text.tokens.split("\n", 2), "")
+            documents += 1
+            words += len(window.split())
+            own_words += len(window.rpartition("\t")[2].split())
+            held = {*window.split(), *further.split()}
+            holding = {stem: n + (stem in held) for stem, n in holding.items()}
+    return StemCounts(documents, words, own_words, holding)
 
 
 def saved_first(saved: list[VectorRow], held: Held, rows: Rows) -> list[VectorRow]:
