@@ -75,7 +75,6 @@ ARGUMENTS = (
     "gcp.vertex.agent.tool_call_args",
     "ai.toolCall.args",
     "tool_arguments",
-    "tool.parameters",
 )
 INPUT = (
     "input.value",
@@ -86,6 +85,7 @@ INPUT = (
     "ai.prompt",
     "gcp.vertex.agent.data",
     "reranker.query",
+    "tool.parameters",  # last: some write the schema of the parameters there
 )
 RESULT = (
     "gen_ai.tool.call.result",

@@ -194,6 +194,29 @@ def test_a_react_run_of_dspy_holds_its_words(memory: hs.StepMemory) -> None:
     assert (again.added, again.already_there) == (0, 27)
 
 
+@pytest.mark.parametrize(
+    ("name", "tool", "arguments"),
+    [
+        ("openinference_openai", "tool", {"city": "Oslo"}),
+        ("traceloop", "weather", {"args": ["Oslo"]}),
+        ("langfuse_otel", "weather", {"city": "Oslo"}),
+    ],
+)
+def test_what_instrumentors_write_is_read(
+    memory: hs.StepMemory, name: str, tool: str, arguments: Any
+) -> None:
+    report = import_file(memory, SAMPLES / f"{name}.jsonl")
+    assert (report.understood, report.notes) == (report.added, ())
+    first, *inner, last = memory.iter_steps()
+    assert (first.purpose, last.outputs) == (QUESTION, {"result": ANSWER})
+    [call] = [step for step in inner if step.tool]
+    assert (call.tool, call.arguments, call.outputs) == (tool, arguments, {"result": "sun"})
+    answer = [step for step in inner if not step.tool][-1]
+    assert (answer.purpose, answer.outputs) == (QUESTION, {"result": ANSWER})
+    assert answer.metrics is not None
+    assert (answer.metrics.total_tokens, answer.metrics.model_name) == (5, "m-1")
+
+
 def test_documents_of_a_retriever_are_its_result(memory: hs.StepMemory, tmp_path: Path) -> None:
     span = {
         "openinference.span.kind": "RETRIEVER",
@@ -276,6 +299,35 @@ def test_langfuse_observations_keep_their_trace(memory: hs.StepMemory, tmp_path:
     assert model.metrics.total_tokens == 5
     assert tool.outputs == {"error": {"type": "Error", "message": "boom"}}
     assert end.outputs == {"result": ANSWER}
+
+
+def test_exported_tables_of_langfuse_are_read(memory: hs.StepMemory, tmp_path: Path) -> None:
+    times = {"start_time": "2026-01-01 10:00:01.000", "end_time": "2026-01-01 10:00:02.000"}
+    rows: list[Any] = [
+        {"id": "o1", "trace_id": "t1", "parent_observation_id": "", "type": "GENERATION",
+         "name": "m", "provided_model_name": "m-1", "usage_details": {"input": 3, "output": 2},
+         "input": MESSAGE, "output": json.dumps({"role": "assistant", "content": ANSWER}), **times},
+        {"id": "o2", "trace_id": "t1", "parent_observation_id": "", "type": "TOOL",
+         "name": "weather", "level": "ERROR", "status_message": "boom",
+         "input": '{"city": "Oslo"}', "output": None, **times},
+    ]  # fmt: skip
+    assert imported(memory, tmp_path, rows).notes == ()
+    steps = {step.tool: step for step in memory.iter_steps()}
+    assert (steps[None].purpose, steps[None].outputs) == (QUESTION, {"result": ANSWER})
+    assert steps[None].metrics is not None
+    assert (steps[None].metrics.total_tokens, steps[None].metrics.model_name) == (5, "m-1")
+    assert steps["weather"].arguments == {"city": "Oslo"}
+    assert steps["weather"].outputs == {"error": {"type": "Error", "message": "boom"}}
+
+
+def test_a_list_of_langfuse_traces_names_but_ids(memory: hs.StepMemory, tmp_path: Path) -> None:
+    about = {"id": "t1", "timestamp": "2026-01-01T10:00:00Z", "name": "agent", "sessionId": "s1",
+             "input": QUESTION, "output": ANSWER}  # fmt: skip
+    bare = {**about, "id": "t2", "sessionId": None}
+    assert imported(memory, tmp_path, [{**about, "observations": ["o1"]}, bare]).notes == ()
+    steps = list(memory.iter_steps())
+    assert [step.purpose for step in steps if step.purpose] == [QUESTION] * 2
+    assert [step.session_id for step in steps] == ["s1", "s1", None, None]
 
 
 def test_spans_that_nothing_reads_are_counted(memory: hs.StepMemory, tmp_path: Path) -> None:
