@@ -314,8 +314,9 @@ def test_exported_tables_of_langfuse_are_read(memory: hs.StepMemory, tmp_path: P
     assert imported(memory, tmp_path, rows).notes == ()
     steps = {step.tool: step for step in memory.iter_steps()}
     assert (steps[None].purpose, steps[None].outputs) == (QUESTION, {"result": ANSWER})
-    assert steps[None].metrics is not None
-    assert (steps[None].metrics.total_tokens, steps[None].metrics.model_name) == (5, "m-1")
+    metrics = steps[None].metrics
+    assert metrics is not None
+    assert (metrics.total_tokens, metrics.model_name) == (5, "m-1")
     assert steps["weather"].arguments == {"city": "Oslo"}
     assert steps["weather"].outputs == {"error": {"type": "Error", "message": "boom"}}
 
