@@ -89,7 +89,7 @@ def import_steps(
     if as_json:
         print_json(report._asdict())
     else:
-        _print_report(report, db, is_refused=is_refused)
+        _print_report(report, named(db), is_refused=is_refused)
     if is_refused:
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
     if report.added and not report.understood:
@@ -98,12 +98,12 @@ def import_steps(
         raise typer.Exit(1)
 
 
-def _print_report(report: ImportReport, db: str, *, is_refused: bool) -> None:
-    """Print counts, notes and the first records that were skipped."""
+def _print_report(report: ImportReport, target: str, *, is_refused: bool) -> None:
+    """Print what an import did, and why records were skipped."""
     from hybridagi_steps.cli import render
 
     already = f", {report.already_there:,} were there already" if report.already_there else ""
-    typer.echo(f"{report.added:,} steps added to {named(db)}{already}.")
+    typer.echo(f"{report.added:,} steps added to {target}{already}.")
     for note in report.notes:
         typer.echo(f"  {render.plain(note)}", err=True)
     skipped = report.skipped

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange.databases import MAGIC, database_records
-from hybridagi_steps.exchange.formats import format_of_first, parquet, parse_as
+from hybridagi_steps.exchange.formats import format_of_first, otlp_protobuf, parquet, parse_as
 from hybridagi_steps.exchange.reader import Source, opened, reading_errors
 from hybridagi_steps.exchange.records import Entry, Record
 from hybridagi_steps.records.json_reading import as_object
@@ -61,6 +61,10 @@ def opened_members(path: Path, format_name: str) -> Generator[Members]:
     """
     with reading_errors(path):
         head = b"" if path.is_dir() else _head(path)
+    if format_name in ("auto", "otlp") and otlp_protobuf.is_protobuf(head):
+        found, entries = parse_as("otlp", otlp_protobuf.records(path))
+        yield iter([Member("", found, entries, _no_total)])
+        return
     if path.is_dir() or head.startswith(_ZIP):
         files = _folder(path) if path.is_dir() else _zipped(path)
         yield _recognised(_members(files, format_name), path)
@@ -111,7 +115,7 @@ def appearance(path: Path) -> list[str]:
 
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(len(MAGIC))
+        return file.read(otlp_protobuf.HEAD)
 
 
 def _progress(source: Source, total: int) -> Callable[[int], tuple[int, int]]:

@@ -93,8 +93,8 @@ def import_file(
 
     Args:
         memory: Where to store.
-        path: A JSON, JSONL or Parquet file; a zip or a folder of them; an SQLite file of
-            LangGraph's checkpointer or of the Agents SDK.
+        path: A JSON, JSONL or Parquet file, or spans in protobuf; a zip or a folder of files; an
+            SQLite file of LangGraph's checkpointer or of the Agents SDK.
         format: One of `FORMATS`, or `auto`: told by the content.
         session_id: The session of steps that name none.
         user_id: The user of steps that name none.
@@ -103,7 +103,8 @@ def import_file(
     Raises:
         ExchangeError: The file cannot be read from its beginning (nothing was stored), or its
             encoding breaks later on (what came before is stored).
-        MissingExtraError: Parquet needs the extra `parquet`, LangGraph's SQLite files `langgraph`.
+        MissingExtraError: Parquet needs the extra `parquet`, LangGraph's SQLite files `langgraph`,
+            spans in protobuf `otel`.
     """
     if format not in FORMATS:
         raise ExchangeError(f"unknown format {format!r}; known formats: {', '.join(FORMATS)}.")

@@ -75,7 +75,6 @@ ARGUMENTS = (
     "gcp.vertex.agent.tool_call_args",
     "ai.toolCall.args",
     "tool_arguments",
-    "tool.parameters",
 )
 INPUT = (
     "input.value",
@@ -86,6 +85,7 @@ INPUT = (
     "ai.prompt",
     "gcp.vertex.agent.data",
     "reranker.query",
+    "tool.parameters",  # last: some write the schema of the parameters there
 )
 RESULT = (
     "gen_ai.tool.call.result",
@@ -182,7 +182,9 @@ QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "request
 """Arguments that hold a program's question, the likeliest first."""
 _METHOD = re.compile(r"\.(forward|aforward|__call__|acall)$")
 _ENTITY = re.compile(r"\.(workflow|task|agent|tool)$")
-_WRAPPERS = ("input_args", "kwargs", "args", "inputs")
+_WRAPPERS = {"input_args", "kwargs", "args", "inputs"}
+_BESIDE_INPUTS = {"signature", "lm", "lm_kwargs", "demos"}
+"""What an adapter of DSPy is called with beside its inputs; the span keeps it."""
 
 
 @dataclass(slots=True)
@@ -410,7 +412,7 @@ def model_text(outputs: object) -> Any:
 def unwrapped(value: object) -> Any:
     """Return a call's arguments without what an instrumentor wraps around them."""
     fields = as_object(value)
-    if fields and fields.keys() & set(_WRAPPERS) and not fields.keys() - {*_WRAPPERS, "signature"}:
+    if fields.keys() & _WRAPPERS and not fields.keys() - _WRAPPERS - _BESIDE_INPUTS:
         inner = {**as_object(fields.get("input_args")), **as_object(fields.get("kwargs"))}
         if args := as_list(fields.get("args")):
             inner["args"] = args

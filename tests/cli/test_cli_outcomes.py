@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -255,12 +254,7 @@ def test_mistakes_are_told_in_options(
 def test_a_file_of_which_nothing_was_understood_ends_with_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    span: dict[str, Any] = {
-        "traceId": "a" * 32,
-        "spanId": f"{1:016x}",
-        "name": "s",
-        "attributes": {},
-    }
+    span = {"traceId": "a" * 32, "spanId": f"{1:016x}", "name": "s"}
     file, db = tmp_path / "spans.json", str(tmp_path / "steps.db")
     file.write_text(json.dumps({**span, "attributes": {"acme.input": "Weather in Oslo?"}}))
     assert main(["import", str(file), "--db", db]) == 3

@@ -55,10 +55,10 @@ def test_every_sample_comes_back_unchanged(form: str, tmp_path: Path) -> None:
     if form == "parquet":
         pytest.importorskip("pyarrow")
     first, second = filled(), Shelf()
-    every = len(list(first.iter_steps({"scope": "*"})))  # titles of sessions among them
-    assert export_file(first, tmp_path / "out", format=form) == every
+    stored = len(list(first.iter_steps({"scope": "*"})))  # titles of sessions among them
+    assert export_file(first, tmp_path / "out", format=form) == stored
     report = import_file(second, tmp_path / "out")
-    assert (report.added, report.skipped) == (every, [])
+    assert (report.added, report.skipped) == (stored, [])
     assert unsourced(ordered(second)) == unsourced(ordered(first))
     for name, shelf in (("again", second), ("out", first)):
         bare = Shelf()

@@ -11,6 +11,7 @@ import pytest
 import hybridagi_steps as hs
 from hybridagi_steps.exchange import import_file
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 QUESTION, ANSWER = "Weather in Oslo?", "Sunny there."
 MESSAGE = json.dumps([{"role": "user", "content": QUESTION}])
 REPLY = json.dumps([{"role": "assistant", "content": ANSWER}])
@@ -136,8 +137,7 @@ def request(*attributes: Attributes, names: tuple[str, ...] = ("agent", "call", 
         }
         for number, pairs in enumerate(attributes, start=1)
     ]
-    scope: dict[str, Any] = {"resource": {}, "scopeSpans": [{"spans": spans}]}
-    return {"resourceSpans": [scope]}
+    return {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def imported(memory: hs.StepMemory, folder: Path, value: Any) -> Any:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_dialect_is_read(memory: hs.StepMemory, tmp_path: Path, dialect: str) -> None:
     report = imported(memory, tmp_path, request(*DIALECTS[dialect]))
-    assert not [note for note in report.notes if "not understood" in note]
+    assert not [note for note in report.notes if "no reader" in note]
     call, model, tool, end = list(memory.iter_steps())
     assert call.step_type is hs.AgentStepType.ProgramCall
     assert (call.inputs or {})["program"] == "agent"
@@ -173,28 +173,48 @@ def test_a_dialect_is_read(memory: hs.StepMemory, tmp_path: Path, dialect: str) 
     assert imported(memory, tmp_path, request(*DIALECTS[dialect])).already_there == 4
 
 
-def test_a_react_run_of_dspy_holds_its_words(memory: hs.StepMemory, tmp_path: Path) -> None:
-    kinds = {
-        "ReAct.forward": ("CHAIN", {"input_args": {"question": QUESTION}}, {"answer": ANSWER}),
-        "Predict.forward": ("CHAIN", {"input_args": {"question": QUESTION}}, {"next": "look"}),
-        "ChatAdapter.__call__": ("CHAIN", {"inputs": {"question": QUESTION}}, [{"next": "look"}]),
-        "LM.__call__": ("LLM", {"messages": json.loads(MESSAGE)}, ["[[ ## next ## ]] look"]),
-        "weather.__call__": ("TOOL", {"kwargs": {"city": "Oslo"}}, "sun"),
-    }
-    spans: list[Any] = [
-        {
-            "openinference.span.kind": kind,
-            "input.value": json.dumps(given),
-            "output.value": json.dumps(result),
-        }
-        for kind, given, result in kinds.values()
-    ]
-    report = imported(memory, tmp_path, request(*spans, names=tuple(kinds)))
-    assert report.notes == ()
+def test_a_react_run_of_dspy_holds_its_words(memory: hs.StepMemory) -> None:
+    report = import_file(memory, SAMPLES / "openinference_dspy.jsonl")
+    assert (report.added, report.understood, report.notes) == (27, 27, ())
     steps = list(memory.iter_steps())
-    assert {step.tool for step in steps} == {None, "weather"}
-    assert {str((step.inputs or {}).get("program")) for step in steps} >= {"ReAct", "Predict"}
-    assert all((step.inputs or {}).get("purpose") or step.outputs for step in steps)
+    programs = [s for s in steps if s.step_type is hs.AgentStepType.ProgramCall]
+    assert {s.program for s in programs} >= {"ReAct", "Predict", "ChatAdapter", "ChainOfThought"}
+    assert {s.purpose for s in programs} == {QUESTION}
+    assert {s.tool for s in steps} == {None, "weather", "finish"}  # a model's call is no tool
+    models = [s for s in steps if s.metrics is not None and s.metrics.model_name]
+    assert len(models) == 3
+    assert all(QUESTION in s.purpose and s.outputs for s in models)
+    assert ANSWER in str(models[-1].outputs)
+    [weather] = [s for s in steps if s.tool == "weather"]
+    assert (weather.arguments, weather.outputs) == ({"city": "Oslo"}, {"result": "sun, 21 degrees"})
+    ends = [s for s in steps if s.step_type is hs.AgentStepType.ProgramEnd]
+    assert all(s.outputs for s in ends)
+    assert {(s.session_id, s.user_id) for s in steps} == {("s1", "ann")}
+    again = import_file(memory, SAMPLES / "openinference_dspy.jsonl")
+    assert (again.added, again.already_there) == (0, 27)
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "arguments"),
+    [
+        ("openinference_openai", "tool", {"city": "Oslo"}),
+        ("traceloop", "weather", {"args": ["Oslo"]}),
+        ("langfuse_otel", "weather", {"city": "Oslo"}),
+    ],
+)
+def test_what_instrumentors_write_is_read(
+    memory: hs.StepMemory, name: str, tool: str, arguments: Any
+) -> None:
+    report = import_file(memory, SAMPLES / f"{name}.jsonl")
+    assert (report.understood, report.notes) == (report.added, ())
+    first, *inner, last = memory.iter_steps()
+    assert (first.purpose, last.outputs) == (QUESTION, {"result": ANSWER})
+    [call] = [step for step in inner if step.tool]
+    assert (call.tool, call.arguments, call.outputs) == (tool, arguments, {"result": "sun"})
+    answer = [step for step in inner if not step.tool][-1]
+    assert (answer.purpose, answer.outputs) == (QUESTION, {"result": ANSWER})
+    assert answer.metrics is not None
+    assert (answer.metrics.total_tokens, answer.metrics.model_name) == (5, "m-1")
 
 
 def test_documents_of_a_retriever_are_its_result(memory: hs.StepMemory, tmp_path: Path) -> None:
@@ -279,6 +299,36 @@ def test_langfuse_observations_keep_their_trace(memory: hs.StepMemory, tmp_path:
     assert model.metrics.total_tokens == 5
     assert tool.outputs == {"error": {"type": "Error", "message": "boom"}}
     assert end.outputs == {"result": ANSWER}
+
+
+def test_exported_tables_of_langfuse_are_read(memory: hs.StepMemory, tmp_path: Path) -> None:
+    times = {"start_time": "2026-01-01 10:00:01.000", "end_time": "2026-01-01 10:00:02.000"}
+    rows: list[Any] = [
+        {"id": "o1", "trace_id": "t1", "parent_observation_id": "", "type": "GENERATION",
+         "name": "m", "provided_model_name": "m-1", "usage_details": {"input": 3, "output": 2},
+         "input": MESSAGE, "output": json.dumps({"role": "assistant", "content": ANSWER}), **times},
+        {"id": "o2", "trace_id": "t1", "parent_observation_id": "", "type": "TOOL",
+         "name": "weather", "level": "ERROR", "status_message": "boom",
+         "input": '{"city": "Oslo"}', "output": None, **times},
+    ]  # fmt: skip
+    assert imported(memory, tmp_path, rows).notes == ()
+    steps = {step.tool: step for step in memory.iter_steps()}
+    assert (steps[None].purpose, steps[None].outputs) == (QUESTION, {"result": ANSWER})
+    metrics = steps[None].metrics
+    assert metrics is not None
+    assert (metrics.total_tokens, metrics.model_name) == (5, "m-1")
+    assert steps["weather"].arguments == {"city": "Oslo"}
+    assert steps["weather"].outputs == {"error": {"type": "Error", "message": "boom"}}
+
+
+def test_a_list_of_langfuse_traces_names_but_ids(memory: hs.StepMemory, tmp_path: Path) -> None:
+    about = {"id": "t1", "timestamp": "2026-01-01T10:00:00Z", "name": "agent", "sessionId": "s1",
+             "input": QUESTION, "output": ANSWER}  # fmt: skip
+    bare = {**about, "id": "t2", "sessionId": None}
+    assert imported(memory, tmp_path, [{**about, "observations": ["o1"]}, bare]).notes == ()
+    steps = list(memory.iter_steps())
+    assert [step.purpose for step in steps if step.purpose] == [QUESTION] * 2
+    assert [step.session_id for step in steps] == ["s1", "s1", None, None]
 
 
 def test_spans_that_nothing_reads_are_counted(memory: hs.StepMemory, tmp_path: Path) -> None:

@@ -27,13 +27,30 @@ from hybridagi_steps.records.json_reading import (
 
 _TYPES = {"SPAN": None, "EVENT": None}
 """Observations that say nothing of their kind."""
+_COLUMNS = {
+    "trace_id": "traceId",
+    "parent_observation_id": "parentObservationId",
+    "start_time": "startTime",
+    "end_time": "endTime",
+    "status_message": "statusMessage",
+    "session_id": "sessionId",
+    "user_id": "userId",
+    "provided_model_name": "model",
+    "usage_details": "usageDetails",
+    "total_cost": "totalCost",
+}
+"""Names in exported tables, and what the API calls the same."""
+_TRACE = {"id", "timestamp", "name", "input", "output", "sessionId"}
+"""What a trace without its observations has."""
 
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is a trace with observations, or one observation."""
-    fields = as_object(value)
-    return isinstance(fields.get("observations"), list) or (
-        "traceId" in fields and "type" in fields and "startTime" in fields
+    fields = _fields(value)
+    return (
+        isinstance(fields.get("observations"), list)
+        or fields.keys() >= {"traceId", "type", "startTime"}
+        or (fields.keys() >= _TRACE and "step_type" not in fields)
     )
 
 
@@ -42,8 +59,8 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
     alone: dict[str, list[Record]] = {}
     whole: list[Record | Skipped] = []
     for record in records:
-        fields = {} if isinstance(record, Skipped) else as_object(record.value)
-        if "observations" in fields or not isinstance(record, Record):
+        fields = {} if isinstance(record, Skipped) else _fields(record.value)
+        if "traceId" not in fields or not isinstance(record, Record):
             whole.append(record)
         else:
             alone.setdefault(str(fields.get("traceId")), []).append(record)
@@ -55,7 +72,7 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 
 def _steps(record: Record) -> Iterator[Parsed | Skipped]:
     value = as_object(record.value)
-    about = as_object(value.get("trace")) or value
+    about = _fields(value.get("trace") or value)
     trace_id = as_text(about.get("id"))
     if not trace_id:
         raise BadRecordError("a trace of Langfuse without an id")
@@ -66,7 +83,8 @@ def _steps(record: Record) -> Iterator[Parsed | Skipped]:
         user_id=as_text(about.get("userId")),
     )
     root = _span({**about, "type": "AGENT", "startTime": about.get("timestamp")}, record)
-    observations = [_span(as_object(one), record) for one in as_list(value.get("observations"))]
+    rows = map(_fields, as_list(value.get("observations")))
+    observations = [_span(row, record) for row in rows if row]  # a list of traces names but ids
     speaks = bool(root.purpose or root.outputs)
     trace.spans += [root] if speaks else []
     for span in observations:
@@ -77,13 +95,18 @@ def _steps(record: Record) -> Iterator[Parsed | Skipped]:
     yield from trace_steps(trace)
 
 
+def _fields(value: object) -> JsonObject:
+    """Return the fields of a trace or an observation under the names of the API."""
+    return {_COLUMNS.get(key, key): item for key, item in as_object(value).items()}
+
+
 def _span(native: JsonObject, record: Record) -> Span:
     span_id = as_text(native.get("id"))
     if not span_id:
         raise BadRecordError("an observation of Langfuse without an id")
     name = str(native.get("name") or "unnamed")
     kind = str(native.get("type") or "")
-    usage = as_object(native.get("usageDetails")) or as_object(native.get("usage"))
+    usage = as_object(json_or_text(native.get("usageDetails") or native.get("usage")))
     cost = native.get("calculatedTotalCost") or native.get("totalCost")
     attributes = known_fields(
         **{
