@@ -233,7 +233,8 @@ def test_wherever_it_was_killed_it_ends_alike(call: Any, memory: hs.StepMemory) 
                 out = call(agent, query="tea", kind="green", resume=left[0].run_id)
             assert (out.finish_reason, out.final_answer) == ("finished", whole.final_answer)
             found = out.session.variables["found"]
-            assert found.steps == whole.session.variables["found"].steps
+            # What follows the best may be a step of the attempt that was cut off.
+            assert found.steps[:1] == whole.session.variables["found"].steps
             out.session.variables["found"] = whole.session.variables["found"]  # but for its scores
             assert out.session.model_dump() == whole.session.model_dump()
             assert paid == ([] if "ordering.pay" in nodes else ["green tea"])

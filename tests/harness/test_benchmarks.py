@@ -218,7 +218,7 @@ class TestQuality:
         values = leaves(result["mean"])
         for task in result["tasks"]:
             values += leaves(task["ndcg"]) + leaves(task["recall"])
-        assert len(values) == 3 * 2 * 6
+        assert len(values) == 3 * 2 * 7
         assert all(0 <= value <= 1 for value in values)
         assert max(values) > 0
 
