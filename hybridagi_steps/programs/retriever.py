@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Literal, Protocol, cast
 
 import dspy
@@ -45,6 +45,7 @@ Recallable = str | Query | QueryList | QueryWithSteps | AgentStep | Sequence[str
 _POOL = 4
 """Hits fetched per hit wanted when a reranker or a largest distance may push some out."""
 _MOST_FETCHED = 2_000
+_first_warning = threading.Lock()
 _QUESTIONS = "a text, texts, a Query, a QueryList, a QueryWithSteps or an AgentStep"
 
 
@@ -232,13 +233,13 @@ def _is_trial() -> bool:
     return current_level() is not None
 
 
-@cache
 def _warn_of_answers() -> None:
-    """Say once in a process what a score may be worth."""
-    log.warning(
-        "StepRetriever: inside an evaluation or a compilation it also finds what earlier runs "
-        "answered to the same question; narrow its `where`, or see WithExperience(group=...)."
-    )
+    """Say once in a process, whichever thread is first, what a score may be worth."""
+    if _first_warning.acquire(blocking=False):
+        log.warning(
+            "StepRetriever: inside an evaluation or a compilation it also finds what earlier runs "
+            "answered to the same question; narrow its `where`, or see WithExperience(group=...)."
+        )
 
 
 def _spare(hits: Sequence[StepHit]) -> list[StepHit]:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import math
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -650,9 +651,9 @@ class TestUsers:
 
 
 def test_an_evaluation_is_told_once_that_a_retriever_is_no_fence(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retriever_module._warn_of_answers.cache_clear()  # pyright: ignore[reportPrivateUsage] - once a process
+    monkeypatch.setattr(retriever_module, "_first_warning", threading.Lock())  # once a process
     memory = StepMemory(":memory:", embedder="hashing")
     memory.add(AgentStep.model_validate({"step_type": "Action", "inputs": {"purpose": "refund"}}))
     retrieve = StepRetriever(memory, k=1)

@@ -6,7 +6,6 @@ import math
 import random
 import sys
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -67,24 +66,22 @@ changes = st.lists(
 )
 
 
-@pytest.fixture(params=["one block", "many blocks", "removed ones stay"], scope="module")
-def _block_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.mark.parametrize("sizes", ["one block", "many blocks", "removed ones stay"])
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=changes,
+    query=st.lists(st.sampled_from("abcdefghz"), max_size=5),
+)
+def test_scores_are_those_of_the_formula_after_any_changes(
+    sizes: str, steps: list[tuple[str, Documents | list[int] | None]], query: list[str]
+) -> None:
+    # Not a fixture of the module: it would hold while other tests of the module run between.
     with pytest.MonkeyPatch.context() as patch:
-        if request.param != "one block":
+        if sizes != "one block":
             patch.setattr(posting_blocks, "MOST_DOCUMENTS", 4)
             patch.setattr(lexical, "NEWEST", 2)
-        if request.param == "removed ones stay":
+        if sizes == "removed ones stay":
             patch.setattr(lexical, "DEAD_SHARE", 1.0)
-        yield
-
-
-@pytest.mark.usefixtures("_block_sizes")
-@settings(max_examples=200, deadline=None)
-@given(changes, st.lists(st.sampled_from("abcdefghz"), max_size=5))
-def test_scores_are_those_of_the_formula_after_any_changes(
-    steps: list[tuple[str, Documents | list[int] | None]], query: list[str]
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vocabulary.Spelled, "hashes", few_hashes)
         patch.setattr(index_cache, "_PAGE_BYTES", {1: 8, 2: 4})
         check_scores(steps, query)
