@@ -582,6 +582,10 @@ def untouched(shape: tuple[int, ...], kind: npt.DTypeLike) -> Array:
     count, dtype = prod(shape), np.dtype(kind)
     if not count or not hasattr(mmap, "MADV_NOHUGEPAGE"):  # which Linux alone has, and needs
         return np.empty(shape, dtype)
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size, flags = count * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        memory = mmap.mmap(-1, size, flags=flags)
+    except OSError as error:  # as numpy says it
+        raise MemoryError(f"no memory for an array of {size:,} bytes ({error.strerror})") from error
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype, count).reshape(shape)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
 import signal
 import struct
@@ -30,6 +32,7 @@ from hybridagi_steps.search.index_cache import (
     Patched,
     load_cache,
     save_cache,
+    untouched,
 )
 from hybridagi_steps.search.vector_index import FaissIndex
 from hybridagi_steps.search.vector_rows import Positions, VectorStore
@@ -516,3 +519,12 @@ def test_a_child_reads_by_itself(path: Path, index: FaissIndex, vectors: FloatMa
         return
     found = again.search(vectors[40:80], 1)
     os._exit([rows.tolist() for rows, _ in found] != [[n] for n in range(40, 80)])
+
+
+def test_a_process_without_memory_for_vectors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match="no memory for an array of 8,192 bytes"):
+        untouched((16, 128), np.float32)

@@ -520,6 +520,29 @@ class TestSchema:
         with pytest.raises(NewerSchemaError, match="upgrade"):
             PostgresStepStore(postgres_address)
 
+    def test_a_writer_stops_where_a_newer_version_has_migrated(
+        self, store: PostgresStepStore, postgres_address: str
+    ) -> None:
+        store.append([step()])
+        store.commit("s", [message("one")])
+        run_sql(
+            postgres_address,
+            "UPDATE hybridagi_steps.meta SET value = '99' WHERE key = 'schema_version'",
+        )
+        for write in (
+            lambda: store.append([step()]),
+            lambda: store.append([step(), step()]),
+            lambda: store.commit("s", [message("two")]),
+            lambda: store.commit("new", [message("two")]),
+            lambda: store.delete(["x"]),
+            lambda: store.delete_session("s"),
+        ):
+            with pytest.raises(NewerSchemaError, match="upgrade"):
+                write()
+        assert [each.content for each in store.messages("s")] == ["one"]
+        count = "SELECT count(*) FROM hybridagi_steps.agent_step"
+        assert run_sql(postgres_address, count) == [(1,)]
+
     def test_a_schema_without_its_tables_is_damaged(
         self, store: PostgresStepStore, postgres_address: str
     ) -> None:

@@ -37,7 +37,13 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
 from hybridagi_steps.stores.postgres.driver_errors import translated, understood, unreachable
 from hybridagi_steps.stores.postgres.positions import locked_insert, locks_of_a_writer
-from hybridagi_steps.stores.postgres.schema import LONGEST_STATEMENT, SCHEMA, is_prepared, migrate
+from hybridagi_steps.stores.postgres.schema import (
+    LONGEST_STATEMENT,
+    SCHEMA,
+    is_prepared,
+    migrate,
+    refuse_migrated,
+)
 from hybridagi_steps.stores.postgres.spelling import (
     READING,
     Raw,
@@ -126,7 +132,11 @@ class PostgresDatabase:
             if synced is not None and synced != (self.durability == "full"):
                 wait += f"SET LOCAL synchronous_commit TO {_SYNCED[synced]};"
             locks = locks_of_a_writer(self.turn, beside, self._name_key(beside))
-            raw.execute(f"{_BEGIN_WRITING} {self.lent} {wait} {locks}".encode())
+            begun = raw.execute(f"{_BEGIN_WRITING} {self.lent} {wait} {locks}".encode())
+            while begun.nextset():
+                pass
+            if not begun.rowcount:
+                refuse_migrated(raw, self.name)
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 
@@ -156,7 +166,10 @@ class PostgresDatabase:
         values = {**values, "turn": self._name_key(beside)} if beside else values
         with self._turn_taken(beside) as (raw, wait):
             if not (wait or reads or self.lent):
-                return raw.kept.execute(spelled(sql), values, binary=True).fetchone()
+                first = raw.kept.execute(spelled(sql), values, binary=True).fetchone()
+                if first is None:
+                    refuse_migrated(raw, self.name)
+                return first
             connection = SpellingConnection(raw)
             with raw.pipeline():
                 for statement in filter(None, (_BEGIN_WRITING, self.lent, wait)):
@@ -164,7 +177,9 @@ class PostgresDatabase:
                 connection.execute(locks, values)
                 answer = connection.execute(sql, values)
                 raw.execute(b"COMMIT")
-            return answer.fetchone()
+            if (first := answer.fetchone()) is None:
+                refuse_migrated(raw, self.name)
+            return first
 
     @contextmanager
     def reading(self, settings: str = "") -> Generator[SpellingConnection]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, NAMES_CLASS
+from hybridagi_steps.stores.postgres.schema import LOCK_CLASS, NAMES_CLASS, SAME_VERSION
 from hybridagi_steps.stores.sql.tables import DERIVED
 
 STEPS, MESSAGES = "step_row", "message_row_seq"
@@ -50,6 +50,9 @@ def locks_of_a_writer(
 ) -> str:
     """Return the query that takes a writer's locks, last those that hold followers back.
 
+    It returns no row, and takes none, where another process has migrated the schema. What reads
+    `meta` holds a migration back until its transaction ends; see `schema.migrate`.
+
     Args:
         namespace: What it writes.
         beside: What it alone may change while others write beside it; see `Database`.
@@ -57,12 +60,12 @@ def locks_of_a_writer(
         draws: Where it draws rows from: what it does not draw holds nobody back.
     """
     if beside is None:
-        return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {namespace})"
+        return f"SELECT pg_advisory_xact_lock({LOCK_CLASS}, {namespace}) {SAME_VERSION}"
     locks = [f"pg_advisory_xact_lock_shared({LOCK_CLASS}, {namespace})"]
     if beside:
         locks.append(f"pg_advisory_xact_lock({NAMES_CLASS}, {name})")
     if beside == DERIVED:
-        return f"SELECT {', '.join(locks)}"
+        return f"SELECT {', '.join(locks)} {SAME_VERSION}"
     base = (namespace & _NAMESPACES) << _NUMBER_BITS + 1
     locks += (
         f"pg_advisory_xact_lock_shared({base + (kind << _NUMBER_BITS)}"
@@ -70,7 +73,7 @@ def locks_of_a_writer(
         for kind, sequence in enumerate(KINDS)
         if sequence in draws
     )
-    return f"SELECT {', '.join(locks)} FROM {', '.join(draws)}"  # noqa: S608 - ours
+    return f"SELECT {', '.join(locks)} FROM {', '.join(draws)} {SAME_VERSION}"  # noqa: S608 - ours
 
 
 @cache

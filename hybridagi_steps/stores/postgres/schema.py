@@ -86,6 +86,11 @@ def latest_version() -> int:
     return migrations()[-1][0]
 
 
+SAME_VERSION = f"""WHERE (SELECT value FROM meta WHERE key = 'schema_version')
+    = '{latest_version()}'"""
+"""Lets a writer begin where nobody has migrated the schema since it was opened."""
+
+
 class Allowed(NamedTuple):
     """What the role of a connection may do with the tables."""
 
@@ -124,16 +129,25 @@ def version_of(connection: Connection[Any], name: str) -> int:
             f"{name}: the schema {SCHEMA} holds tables of another program; give another database."
         )
     version = int(marks.get("schema_version", 0))
-    if version > latest_version():
-        raise NewerSchemaError(
-            f"{name} has schema version {version}, this library knows {latest_version()}; "
-            "upgrade hybridagi-steps."
-        )
+    _refuse_newer(version, name)
     if missing := _EXPECTED - found:
         raise DamagedFileError(
             f"{name} is a step memory without {', '.join(sorted(missing))}; restore a backup."
         )
     return version
+
+
+def refuse_migrated(connection: Connection[Any], name: str) -> None:
+    """Refuse to write as an earlier version would, where another process has migrated."""
+    _refuse_newer(int(_marks(connection).get("schema_version", 0)), name)
+
+
+def _refuse_newer(version: int, name: str) -> None:
+    if version > latest_version():
+        raise NewerSchemaError(
+            f"{name} has schema version {version}, this library knows {latest_version()}; "
+            "upgrade hybridagi-steps."
+        )
 
 
 def stored_version(address: str) -> int:
@@ -192,6 +206,8 @@ def _migrate(connection: Connection[Any], name: str) -> None:
             )
         if connection.execute(_EXISTS, (SCHEMA,)).fetchone() is None:
             connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
+        if version:  # writers of the old version end first, and find the new one afterwards
+            connection.execute(b"LOCK TABLE meta IN ACCESS EXCLUSIVE MODE")
         _isolate(connection)  # where another owner restored a backup he sees no row yet
         for number, script in migrations():
             if number <= version:
