@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
+from hybridagi_steps.records.json_reading import text_of
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.running.starting import check_message
@@ -42,13 +43,13 @@ _TYPES = {
 }
 
 
-class _Read(BaseModel):
+class Asked(BaseModel):
     """What is asked; members without an effect are passed over."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore", strict=True)
 
 
-class ChatMessage(_Read):
+class ChatMessage(Asked):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -57,28 +58,35 @@ class ChatMessage(_Read):
     tool_calls: list[Any] | None = Field(default=None, max_length=0)
     """Refused: the tools are the program's."""
 
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _without_calls(cls, calls: object) -> object:
+        if calls:
+            raise ValueError("the tools are the program's; leave calls of tools out of the history")
+        return calls
 
-class ChatMetadata(_Read):
+
+class ChatMetadata(Asked):
     """What is said about the request."""
 
     session_id: shapes.NewSessionId | None = None
     """The session; else the one whose messages these are, or a new one."""
 
 
-class TextFormat(_Read):
+class TextFormat(Asked):
     """The one format of answers."""
 
     type: Literal["text"]
 
 
-class StreamOptions(_Read):
+class StreamOptions(Asked):
     """What a stream says."""
 
     include_usage: bool | None = None
     """Whether its last chunk says what the run cost."""
 
 
-class CompletionAsked(_Read):
+class CompletionAsked(Asked):
     """A chat completion that is asked for; members that are not named here have no effect."""
 
     model: str
@@ -105,9 +113,7 @@ class CompletionAsked(_Read):
     @field_validator("messages")
     @classmethod
     def _asks(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
-        if messages[-1].role != "user":
-            raise ValueError("the last message is the user's")
-        check_message(messages[-1].content)
+        check_conversation(messages)
         return messages
 
     @property
@@ -117,8 +123,22 @@ class CompletionAsked(_Read):
 
     @property
     def transcript(self) -> list[tuple[str, Any]]:
-        """Role and content of all messages."""
-        return [(each.role, each.content) for each in self.messages]
+        """Role and content of all messages, an assistant's parts of text as the text they are."""
+        return [
+            (each.role, text_of(each.content) if each.role == "assistant" else each.content)
+            for each in self.messages
+        ]
+
+
+def check_conversation(messages: Sequence[ChatMessage]) -> None:
+    """Refuse messages that ask nothing.
+
+    Raises:
+        ValueError: The last message is not the user's, or says nothing.
+    """
+    if not messages or messages[-1].role != "user":
+        raise ValueError("the last message is the user's")
+    check_message(messages[-1].content)
 
 
 class CachedTokens(shapes.Answer):

@@ -93,6 +93,11 @@ class TestAnswers:
         [model] = client(served).models.list().data
         assert (model.id, model.object) == ("echo", "model")
 
+    def test_a_model_is_found_by_its_name(self, served: Served) -> None:
+        assert client(served).models.retrieve("echo").id == "echo"
+        with pytest.raises(openai.NotFoundError, match="known are echo"):
+            client(served).models.retrieve("gpt-9")
+
     def test_without_a_program_there_is_no_model(self, memory: StepMemory) -> None:
         with serving(memory) as served:
             assert client(served).models.list().data == []
@@ -170,6 +175,16 @@ class TestSessions:
         [messages] = sessions(served).values()
         assert messages == [f"{each['role']}: {each['content']}" for each in talk]
 
+    def test_an_earlier_answer_as_content_parts_goes_on_in_its_session(
+        self, served: Served
+    ) -> None:
+        asking = client(served)
+        first = ask(asking, user("Hi"))
+        parts = {"role": "assistant", "content": [{"type": "text", "text": text(first)}]}
+        assert ask(asking, user("Hi"), parts, user("So?")).session_id == first.session_id
+        [messages] = sessions(served).values()
+        assert len(messages) == 4
+
     def test_two_equal_conversations_are_two_sessions(self, served: Served) -> None:
         asking = client(served)
         first, second = ask(asking, user("Hi")), ask(asking, user("Hi"))
@@ -229,6 +244,86 @@ class TestSessions:
         assert known.take(None, [("user", "c")]) is None
 
 
+class TestResponses:
+    def test_an_answer_is_a_run(self, served: Served) -> None:
+        found = client(served).responses.create(model="echo", input="Hi", temperature=0.2)
+        assert (found.output_text, found.status) == ("You said: Hi", "completed")
+        assert list(sessions(served).values()) == [["user: Hi", "assistant: You said: Hi"]]
+
+    def test_the_previous_response_goes_on_in_its_session(self, served: Served) -> None:
+        asking = client(served).responses
+        first = asking.create(model="echo", input="one", instructions="Be short.")
+        second = asking.create(model="echo", input="two", previous_response_id=first.id)
+        assert second.previous_response_id == first.id
+        [messages] = sessions(served).values()
+        assert messages[0] == "system: Be short."
+        assert messages[-2:] == ["user: two", "assistant: You said: two"]
+        with pytest.raises(openai.ConflictError, match="went on after this response"):
+            asking.create(model="echo", input="three", previous_response_id=first.id)
+        assert [*sessions(served).values()] == [messages]
+
+    def test_a_streamed_answer_says_the_same(self, served: Served) -> None:
+        with client(served).responses.stream(model="echo", input="Hi") as stream:
+            pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+            final = stream.get_final_response()
+        assert "".join(pieces) == final.output_text == "You said: Hi"
+
+    def test_what_it_cost_is_said(self, memory: StepMemory) -> None:
+        program = dspy.Predict("question -> answer")
+        program.set_lm(ScriptedLM([{"answer": "Paris"}]))
+        with serving(memory, program) as served:
+            found = client(served).responses.create(model="Predict", input="Where?")
+        assert found.usage is not None
+        cost = found.usage
+        assert cost.input_tokens > 0 < cost.output_tokens
+        assert cost.total_tokens == cost.input_tokens + cost.output_tokens
+
+    def test_a_history_begins_a_session(self, served: Served) -> None:
+        parts = [{"type": "input_text", "text": "Hi"}]
+        talk: Any = [user(parts), assistant("Not from here"), user("So?")]
+        client(served).responses.create(model="echo", input=talk)
+        [messages] = sessions(served).values()
+        assert messages[:3] == ["user: Hi", "assistant: Not from here", "user: So?"]
+
+    @pytest.mark.parametrize(
+        ("asked", "reason"),
+        [
+            ({"tools": [{"type": "web_search"}]}, "the tools are the program's"),
+            ({"previous_response_id": "resp_none"}, "no response of this server"),
+            ({"previous_response_id": "chatcmpl-1"}, "no response of this server"),
+            ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
+            ({"input": []}, "the last message is the user's"),
+        ],
+    )
+    def test_what_cannot_be_answered_is_refused(
+        self, served: Served, asked: dict[str, Any], reason: str
+    ) -> None:
+        members: Any = {"model": "echo", "input": "Hi", **asked}
+        with pytest.raises(openai.UnprocessableEntityError, match=reason):
+            client(served).responses.create(**members)
+        assert sessions(served) == {}
+
+    def test_another_users_response_is_refused(self, served: Served) -> None:
+        ann, bob = (
+            client(served, f"the-test-token-of-{name}").responses for name in ("ann", "bob")
+        )
+        first = ann.create(model="echo", input="Hi")
+        with pytest.raises(openai.PermissionDeniedError, match="another user's"):
+            bob.create(model="echo", input="So?", previous_response_id=first.id)
+        assert len(ann.create(model="echo", input="So?", previous_response_id=first.id).output) == 1
+
+    def test_a_run_that_fails_is_an_error(self, memory: StepMemory) -> None:
+        async def broken(messages: list[dict[str, Any]]) -> str:
+            raise ValueError("no such flight")
+
+        with serving(memory, broken) as served:
+            asking = client(served).responses
+            with pytest.raises(openai.InternalServerError, match="no such flight"):
+                asking.create(model="broken", input="Hi")
+            events = list(asking.create(model="broken", input="Hi", stream=True))
+        assert events[-1].type == "response.failed"
+
+
 class TestOwners:
     def test_a_token_is_its_users(self, served: Served) -> None:
         anns, bobs = (client(served, token) for token in CALLERS)
@@ -276,6 +371,12 @@ class TestRefusals:
         assert refused.value.type == "invalid_request_error"
         assert "Value error" not in str(refused.value)
         assert sessions(served) == {}
+
+    def test_calls_in_the_history_get_a_sentence(self, served: Served) -> None:
+        called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        history = {"role": "assistant", "content": None, "tool_calls": [called]}
+        with pytest.raises(openai.UnprocessableEntityError, match="leave calls of tools out"):
+            ask(client(served), user("Hi"), history, user("So?"))
 
     @pytest.mark.parametrize(
         "messages",

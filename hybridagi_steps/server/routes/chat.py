@@ -217,10 +217,24 @@ def _stored(memory: StepMemory, session_id: str, message_id: str) -> Step | None
 @router.get("/v1/models", response_model=openai_form.ModelList, responses=openai_form.refusals())
 async def list_models(shared: Shared) -> Response:
     """List the program that is served, if there is one."""
-    created = int(shared.conversations.began_at.timestamp())
+    return answer({"object": "list", "data": _models(shared)})
+
+
+@router.get(
+    "/v1/models/{model}", response_model=openai_form.Model, responses=openai_form.refusals(404)
+)
+async def get_model(shared: Shared, model: str) -> Response:
+    """Describe the program that is served."""
+    models = {each["id"]: each for each in _models(shared)}
+    if model not in models:
+        raise UnknownProgramError(model, list(models))
+    return answer(models[model])
+
+
+def _models(shared: Services) -> list[dict[str, Any]]:
+    created, name = int(shared.conversations.began_at.timestamp()), shared.hub.program_name
     about = {"object": "model", "created": created, "owned_by": "hybridagi_steps"}
-    name = shared.hub.program_name
-    return answer({"object": "list", "data": [] if name is None else [{"id": name, **about}]})
+    return [] if name is None else [{"id": name, **about}]
 
 
 @router.post(
@@ -232,6 +246,19 @@ async def complete(
     shared: Shared, caller: Who, request: Request, asked: CompletionAsked
 ) -> Response:
     """Answer the last message of a conversation."""
+    run, user_id = await start_run(shared, caller, asked)
+    stream = CompletionStream(run, shared, asked, user_id)
+    if asked.stream:
+        return stream
+    async with shared.slots.place():
+        await run_end(run, request)
+    return stream.whole()
+
+
+async def start_run(
+    shared: Services, caller: Caller, asked: CompletionAsked
+) -> tuple[LiveRun, str | None]:
+    """Begin the run that answers a conversation; return it with the user it is for."""
     runner, name = shared.hub.runner, shared.hub.program_name
     if asked.model != name:
         raise UnknownProgramError(asked.model, [] if name is None else [name])
@@ -251,12 +278,7 @@ async def complete(
         events = _after(partial(_append_new, shared, session, earlier), events)
     run = await shared.hub.start(events, user_id)
     assert run is not None  # noqa: S101 - a new message always begins one
-    stream = CompletionStream(run, shared, asked, user_id)
-    if asked.stream:
-        return stream
-    async with shared.slots.place():
-        await _ended(run, request)
-    return stream.whole()
+    return run, user_id
 
 
 class CompletionStream(EventStream):
@@ -383,7 +405,7 @@ def _stored_form(role: str, content: Any, session_id: str) -> Step:
     return Step(session_id=session_id, role=known, content=content, metadata=_CLIENT)
 
 
-async def _ended(run: LiveRun, request: Request) -> None:
+async def run_end(run: LiveRun, request: Request) -> None:
     """Wait for a run's end as long as the client does."""
     left = asyncio.ensure_future(disconnected(request.receive))
     try:
