@@ -242,7 +242,10 @@ def mcp(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started it may ignore it
     try:
         with opened(db, namespace, redact, embedder) as memory:
-            _load_embedder(memory, embedder)
+            # Behind the greeting: a client waits for that, and a memory without words by meaning
+            # still finds steps.
+            load = partial(_load_embedder, memory, "auto")
+            threading.Thread(target=load, name="embedder", daemon=True).start()
             typer.echo(f"access: {access_line(user)}", err=True)
             serve_stdio(memory, user)
     except KeyboardInterrupt:

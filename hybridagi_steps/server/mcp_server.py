@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedResourceError
 from mcp.server.mcpserver.tools import Tool
+from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_PARAMS
 from pydantic import Field, ValidationError
 
 from hybridagi_steps import __version__
@@ -158,7 +161,7 @@ def create_mcp_server(memory: StepMemory, user_id: str | None = None) -> MCPServ
     """
     calls = _Calls(memory, checked_user(user_id))
     asked = (calls.search_steps, calls.get_run, calls.get_step, calls.add_step)
-    server: MCPServer[Any] = MCPServer(
+    server = _Server(
         "hybridagi-steps",
         instructions=f"{_INSTRUCTIONS} Access: {access_line(user_id)}",
         version=__version__,
@@ -187,6 +190,32 @@ def serve_stdio(memory: StepMemory, user_id: str | None = None) -> None:
 
     threading.Thread(target=serve, name="mcp", daemon=True).start()
     ended.result()
+
+
+class _Server(MCPServer[Any]):
+    """A server that refuses what a client asked for wrongly in one line, here and in its log."""
+
+    async def get_prompt(self, *call: Any, **options: Any) -> Any:
+        """Return a prompt."""
+        with _refusals():
+            return await super().get_prompt(*call, **options)
+
+    async def read_resource(self, *call: Any, **options: Any) -> Any:
+        """Return a resource."""
+        with _refusals():
+            return await super().read_resource(*call, **options)
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """Raise as an error of the protocol what a client can mend, which is logged with no trace."""
+    try:
+        yield
+    except (ValueError, ToolError, UnexpectedResourceError) as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, (ValueError, ToolError)):
+            raise MCPError(INVALID_PARAMS, str(cause)) from error
+        raise
 
 
 class _StrictTool(Tool):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -18,6 +18,7 @@ pytest.importorskip("mcp", reason="the MCP server needs the extra `mcp`")
 
 from mcp.client.session import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.exceptions import MCPError
 from mcp.types import TextContent
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
@@ -55,7 +56,9 @@ def ids_in(text: str) -> list[str]:
     return re.findall(r"(?:step|message|Action|ProgramCall) ([0-9a-f-]{36})[:,]", text)
 
 
-def connected(db: Path, talk: Callable[[Tools], Awaitable[None]]) -> None:
+def connected(
+    db: Path, talk: Callable[[Tools], Awaitable[None]], errors: TextIO = sys.stderr
+) -> None:
     """Start the server as a process and talk to it."""
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "hybridagi_steps", "mcp", "--db", str(db)]
@@ -63,7 +66,7 @@ def connected(db: Path, talk: Callable[[Tools], Awaitable[None]]) -> None:
 
     async def run() -> None:
         async with (
-            stdio_client(server) as (reading, writing),
+            stdio_client(server, errors) as (reading, writing),
             ClientSession(reading, writing) as session,
         ):
             await session.initialize()
@@ -216,6 +219,32 @@ def test_what_is_wrong_is_told_in_words(
     assert said in result.content[0].text
     assert "http" not in result.content[0].text
     assert memory.stats()["steps"] == 0
+
+
+def test_what_is_not_there_is_an_error_in_one_line(
+    tmp_path: Path,
+) -> None:
+    reasons: list[str] = []
+
+    async def talk(tools: Tools) -> None:
+        session = tools.session
+        for call in (
+            session.get_prompt("none"),
+            session.get_prompt("recall"),
+            session.read_resource("steps://none"),
+            session.read_resource("steps://runs/none"),
+        ):
+            with pytest.raises(MCPError) as refused:
+                await call
+            reasons.append(refused.value.message)
+
+    with (tmp_path / "errors").open("w") as errors:
+        connected(tmp_path / "steps.db", talk, errors)
+    assert reasons[0] == "Unknown prompt: none"
+    assert "task" in reasons[1]
+    assert reasons[2] == "Unknown resource: steps://none"
+    assert reasons[3].startswith("no run has the id 'none'")
+    assert re.fullmatch(r"access: [^\n]+\n", (tmp_path / "errors").read_text())
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["as usual", "ignored by the shell"])
