@@ -292,8 +292,9 @@ class _SessionLines:
         while page := self._store.sessions(limit=BATCH, offset=len(known)):
             known += page
         # What was forked comes before its forks; steps may name a session that has no messages.
-        oldest_first = sorted((each.created_at, each.session_id) for each in known)
-        self._sessions = [one for _, one in oldest_first if session_id in (None, one)]
+        known.sort(key=lambda each: (each.created_at, each.forked_from or "", each.session_id))
+        names = [each.session_id for each in known]
+        self._sessions = [name for name in names if session_id in (None, name)]
         self._places: dict[str, MessagePlace] = {}
         self._written: set[str] = set()
 
