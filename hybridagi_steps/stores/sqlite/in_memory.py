@@ -107,10 +107,6 @@ class InMemoryDatabase:
     def empty_log(self) -> None:
         """Do nothing: there is no log."""
 
-    def damage_of_log(self) -> str:
-        """Return nothing: there is no log."""
-        return ""
-
     def file_bytes(self) -> int:
         """Return the size of the database."""
         with self.reading() as connection:

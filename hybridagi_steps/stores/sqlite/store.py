@@ -87,7 +87,6 @@ class SqliteAdmin(SqliteSteps, AdminTables):
     def verify(self) -> list[str]:
         """Check the file as SQLite does, then what this library relies on, in all namespaces."""
         wrong = (
-            self._db.damage_of_log(),
             self._integrity(),
             self._line("tables or views of another form", changed_schema),
             self._line("keys that are not what the step says", self._wrong_keys),
