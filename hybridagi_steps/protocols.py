@@ -480,6 +480,7 @@ class SessionStore(MessageTokenStore, Protocol):
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
         user_id: str | None = None,
+        keep_times: bool = False,
     ) -> list[Step]:
         """Add messages at the end with the next sequences, and their AgentSteps; all or none.
 
@@ -491,6 +492,7 @@ class SessionStore(MessageTokenStore, Protocol):
         come with messages that say the same (ids and times may differ).
         With `user_id` the session has to be this user's, or nobody's: else NotAllowedError. A
         session that is created is that user's, else the first's whom messages or AgentSteps name.
+        With `keep_times`, also in `fork`, it was written when its newest message was said, not now.
         """
         ...
 
@@ -543,10 +545,7 @@ class SessionStore(MessageTokenStore, Protocol):
         ...
 
     def session_owner(self, session_id: str) -> str | None:
-        """Return whose a session is: the first whom a commit named, None before.
-
-        The empty text: of several, where the earliest is not known.
-        """
+        """Return the first user whom a commit named, None before; "": of several, none first."""
         ...
 
     def fork(
@@ -556,6 +555,7 @@ class SessionStore(MessageTokenStore, Protocol):
         new_session_id: str | None = None,
         *,
         user_id: str | None = None,
+        keep_times: bool = False,
     ) -> str:
         """Start a session that shares 1 to `sequence`, of `user_id` or its owner; return its id."""
         ...

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,13 +37,9 @@ if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.running.runner import StepRunner
     from hybridagi_steps.server.tokens import Tokens
-    from hybridagi_steps.stores.placement import PlacementWatch
 
 TOKEN_VARIABLE = "HYBRIDAGI_STEPS_TOKEN"  # noqa: S105 - the name of a variable
-SOCKET_VARIABLE = "HYBRIDAGI_STEPS_SOCKET"
-"""Which file a server that begins anew goes on listening on."""
 DEFAULT_PORT = 8377
-_LOOK_SECONDS = 1.0
 _INTERRUPTED = 130
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -114,7 +109,6 @@ def serve(
     """Serve sessions, runs and search over HTTP, with a page; prints its address and new token."""
     _check_installed(*_NEEDED, what="The server", extra="server")
     from hybridagi_steps.server.program_loading import load_runner
-    from hybridagi_steps.stores.placement import PlacementWatch
 
     token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
     known = _known_tokens(token, tokens)
@@ -134,8 +128,7 @@ def serve(
         runner = None if program is None else load_runner(program, memory, ask_consent=ask)
         stack.enter_context(_exported(memory, runner, otlp))
         say = partial(_say, token, tokens, has_program=runner is not None)
-        watch = PlacementWatch(db, memory.whole_address)
-        _serve(stack, memory, known, (host, port, token), say, settings, runner, watch)
+        _serve(stack, memory, known, (host, port, token), say, settings, runner)
 
 
 def open_page(
@@ -176,41 +169,19 @@ def _serve(
     say: Callable[[str], None],
     settings: ServerSettings,
     runner: StepRunner | None,
-    watch: PlacementWatch | None = None,
 ) -> None:
-    """Serve a memory until a signal, or it moves; `stack`, which has opened it, is closed then."""
+    """Serve a memory until a signal; `stack`, which has opened it, is closed then."""
     from hybridagi_steps.server import process
     from hybridagi_steps.server.app import create_app
 
     host, port, token = place
     app = create_app(memory, known, runner=runner, settings=settings)
-    number = os.environ.pop(SOCKET_VARIABLE, "")
-    listening = (
-        socket.socket(fileno=int(number))
-        if number
-        else process.listening_socket(host, port, settings.stall_seconds)
-    )
+    listening = process.listening_socket(host, port, settings.stall_seconds)
     address = process.page_address(host, listening.getsockname()[1], _new_token(token))
-    kept = listening.dup() if watch is not None and watch.follows else None
-    has_moved = watch.has_moved if watch is not None else bool
-    left = process.serve(app, listening, partial(say, address), has_moved)
+    left = process.serve(app, listening, partial(say, address))
     stack.close()
-    if kept is not None and watch is not None and watch.moved:
-        kept.set_inheritable(True)
-        _begin_anew({SOCKET_VARIABLE: str(kept.fileno()), TOKEN_VARIABLE: token})
     # Only now: everything is stored and closed, and programs may have left threads behind.
     process.leave_soon(app.state.services.hub.cut_off, at_once=bool(left))
-
-
-def _begin_anew(variables: Mapping[str, str] | None = None) -> NoReturn:
-    """Begin this process anew with the words it was started with, at the place of by now.
-
-    Nothing that was read at the old place is left in it. Who connects meanwhile waits.
-    """
-    typer.echo("the placement says another place: beginning anew there.")
-    sys.stdout.flush()
-    words = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, words, {**os.environ, **(variables or {})})  # noqa: S606 - ourselves
 
 
 def _load_embedder(memory: StepMemory, asked: str) -> None:
@@ -347,7 +318,6 @@ def worker(
     """Carry out runs and jobs, also those that a killed worker left; stop with Ctrl-C."""
     from hybridagi_steps.durable.session_runs import DurableRunner
     from hybridagi_steps.server.program_loading import load_jobs, load_runner
-    from hybridagi_steps.stores.placement import PlacementWatch
 
     stop = threading.Event()
     with ExitStack() as stack:
@@ -356,27 +326,16 @@ def worker(
         kinds = None if jobs is None else load_jobs(jobs)
         durable = stack.enter_context(DurableRunner(runner, memory, database=queue, jobs=kinds))
         _stop_on_signal(stop)
-        watch = PlacementWatch(db, memory.whole_address)
-        threading.Thread(target=_stop_when_moved, args=(watch, stop), daemon=True).start()
         takes = "takes jobs" if program is None else f"{program} takes runs"
         typer.echo(f"worker: {takes} from {durable.database}; stop with Ctrl-C.")
         ended = durable.run_worker(
             stop, at_once=at_once, max_runs_per_user=max_runs_per_user, grace_seconds=grace
         )
-        if watch.moved:
-            _begin_anew()
         if not ended:
             typer.echo("worker: runs are left to the next worker.")
             sys.stdout.flush()
             # Nothing stops the thread of a tool, and the process would wait for it.
             os._exit(0)
-
-
-def _stop_when_moved(watch: PlacementWatch, stop: threading.Event) -> None:
-    """End a worker when the placement says another place."""
-    while watch.follows and not stop.wait(_LOOK_SECONDS):
-        if watch.has_moved():
-            stop.set()
 
 
 def _stop_on_signal(stop: threading.Event) -> None:

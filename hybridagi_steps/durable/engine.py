@@ -23,12 +23,7 @@ import orjson
 
 from hybridagi_steps.durable.worker_names import FileNames, LeasedNames
 from hybridagi_steps.errors import InvalidSettingError, MissingExtraError, StorageError
-from hybridagi_steps.outside_files import (
-    OWN_FORM,
-    QueueFile,
-    make_private,
-    refuse_foreign_forms,
-)
+from hybridagi_steps.outside_files import OWN_FORM, QueueFile, make_private, refuse_foreign_forms
 from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.stores.address import checked_server, is_server
 

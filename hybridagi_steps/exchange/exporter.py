@@ -12,7 +12,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -32,7 +32,7 @@ from hybridagi_steps.records.store_values import (
     MessagePlace,
     SessionSummary,
 )
-from hybridagi_steps.stores import address_text, known_namespace, salvage_pages
+from hybridagi_steps.stores import address_text, known_namespace
 from hybridagi_steps.stores.address import is_server
 from hybridagi_steps.stores.placement import DEFAULT_NAMESPACE, placed
 from hybridagi_steps.validation import for_recall, in_every_scope, of_steps
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 BATCH = 500
 """Steps read at once."""
+_REBUILD = "Restore a backup, or rebuild: `sqlite3 OLD .recover | sqlite3 NEW`, then salvage NEW."
 _EVERYTHING = StepFilter(scope=EVERY_SCOPE)
 _BESIDE = ("-wal", "-shm", "-journal", ".lock", ".index")
 
@@ -109,8 +110,8 @@ def salvage_file(
     `<id>~<sequence>`. Embeddings are left out.
 
     Args:
-        memory: A StepMemory, or its address: a file need not be one that can be opened. One that
-            lives in memory only is written like any other.
+        memory: A StepMemory, or its address. One that lives in memory only is written like any
+            other.
         path: The file to write, as for `export_file`.
         damaged: Told of each thing that is not whole, in one line.
         namespace: Which namespace at the address.
@@ -120,7 +121,7 @@ def salvage_file(
 
     Raises:
         ExchangeError: The file cannot be written, or is the memory's own.
-        StorageError: There is no memory at the address, and nothing of one.
+        StorageError: There is no memory at the address, or its file does not open.
     """
     if not isinstance(memory, str | os.PathLike):
         return _salvage(memory, memory.whole_address, path, damaged)
@@ -134,10 +135,9 @@ def salvage_file(
     except (DamagedFileError, ForeignFileError) as error:
         if is_server(address):
             raise
-        damaged(f"the file does not open, what is lost has no name: {error.__cause__ or error}")
-        whole = salvage_pages(address, name, damaged)
-        with closing(whole):
-            return _write(_Job(whole, _EVERYTHING), _write_jsonl, file_path(path), address)
+        raise type(error)(
+            f"{address} does not open: {error.__cause__ or error}. {_REBUILD}"
+        ) from error
     with opened:
         return _salvage(opened, opened.whole_address, path, damaged)
 
@@ -146,8 +146,8 @@ def _salvage(
     memory: StepMemory, address: str, path: str | os.PathLike[str], damaged: Callable[[str], None]
 ) -> int:
     salvage = getattr(memory.repository().store, "salvage", None)
-    with nullcontext(memory) if salvage is None else closing(salvage(damaged)) as whole:
-        return _write(_Job(whole, _EVERYTHING), _write_jsonl, file_path(path), address)
+    whole = memory if salvage is None else salvage(damaged)
+    return _write(_Job(whole, _EVERYTHING), _write_jsonl, file_path(path), address)
 
 
 class _Job(NamedTuple):
@@ -292,8 +292,9 @@ class _SessionLines:
         while page := self._store.sessions(limit=BATCH, offset=len(known)):
             known += page
         # What was forked comes before its forks; steps may name a session that has no messages.
-        oldest_first = sorted((each.created_at, each.session_id) for each in known)
-        self._sessions = [one for _, one in oldest_first if session_id in (None, one)]
+        known.sort(key=lambda each: (each.created_at, each.forked_from or "", each.session_id))
+        names = [each.session_id for each in known]
+        self._sessions = [name for name in names if session_id in (None, name)]
         self._places: dict[str, MessagePlace] = {}
         self._written: set[str] = set()
 

@@ -189,7 +189,7 @@ class SessionImport:
                 steps = [step.model_copy(update=run) for step in steps]
                 messages = [message.model_copy(update=run) for message in messages]
             kept = admitted_messages(messages, line.session_id, redact)
-            self._sessions.commit_now(line.session_id, kept, steps, after=after)
+            self._sessions.commit_now(line.session_id, kept, steps, after=after, keep_times=True)
         return rest
 
     def _is_new(self, message: Step) -> bool:
@@ -245,7 +245,7 @@ class SessionImport:
         return line.held
 
     def _fork(self, line: _Line, shared: tuple[str, int]) -> None:
-        self._store.fork(*shared, line.session_id)
+        self._store.fork(*shared, line.session_id, keep_times=True)
         if line.session_id == line.asked and not (line.numbered or line.is_branch):
             self._forks.append(f"{line.session_id!r} of {shared[0]!r}")
 

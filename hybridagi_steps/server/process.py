@@ -44,9 +44,8 @@ _LONGEST_END_SECONDS = 10.0
 _LAST_TASKS_SECONDS = 1.0
 _LAST_THREADS_SECONDS = 1.5
 """How long threads may take to end by themselves."""
-_TICKS_A_LOOK = 10
-"""Of uvicorn's, ten a second."""
 _TICKS_A_SWEEP = 6_000
+"""Of uvicorn's, ten a second."""
 _OLDEST = 2
 """The generation of the garbage collector that has survived all others."""
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -55,14 +54,9 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StepServer(uvicorn.Server):
     """A server that ends its streams and runs before it waits for connections to close."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        services: Services,
-        has_moved: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
-        self._services, self._has_moved = services, has_moved
+        self._services = services
         spare = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - services.settings.max_streams
         self._most_headless = min(BACKLOG, max(_FEWEST_HEADLESS, spare - _SPARE_FILES))
         self._headless: dict[Any, tuple[object, float]] = {}
@@ -80,9 +74,7 @@ class StepServer(uvicorn.Server):
         self._end_when_idle()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look whether it is time to end, or the memory is somewhere else by now."""
-        if counter % _TICKS_A_LOOK == 0 and self._end_by is None and self._has_moved():
-            self.handle_exit(signal.SIGTERM, None)
+        """Look whether it is time to end."""
         self._end_when_idle()
         self._drop_headless()
         if counter and counter % _TICKS_A_SWEEP == 0:
@@ -157,16 +149,10 @@ def page_address(host: str, port: int, token: str | None) -> str:
     return f"http://{shown}:{port}/{fragment}"
 
 
-def serve(
-    app: FastAPI,
-    listening: socket.socket,
-    on_ready: Callable[[], None],
-    has_moved: Callable[[], bool] = lambda: False,
-) -> set[Task[Any]]:
+def serve(app: FastAPI, listening: socket.socket, on_ready: Callable[[], None]) -> set[Task[Any]]:
     """Serve until a signal asks to end; `on_ready` is called once requests are answered.
 
-    `has_moved`, asked each second, ends it in the same way. What ends it politely ends it in order:
-    the memory is closed by whoever opened it.
+    What ends it politely ends it in order: the memory is closed by whoever opened it.
 
     Returns:
         Tasks that did not let themselves be cancelled; they do not go on.
@@ -183,7 +169,7 @@ def serve(
         backlog=BACKLOG,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
-    server = StepServer(config, services, has_moved)
+    server = StepServer(config, services)
 
     async def run() -> None:
         serving = asyncio.create_task(server.serve(sockets=[listening]))

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
-from math import inf
 from sys import getsizeof
 from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -40,10 +38,6 @@ _KEPT_BYTES, _INDEX_BYTES = 500, 80
 takes about a byte for each character, too."""
 _NESTED_TIMES = 8
 """How much more than as JSON nested values take."""
-_LOOKED_AT, _REMEMBERED = 16, 1_000
-"""Lines at either end that are looked at for the one to forget, and forgotten ones whose last read
-is remembered."""
-_NEVER = (-inf, inf)
 _WINDOWS = 2
 """Windows of a line whose units are kept: all of it, and the newest messages."""
 
@@ -83,10 +77,7 @@ class SessionLines:
         self._lock = ForkSafeLock()  # for who changes a line; never held while the store is read
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._erasures: object = None
-        self._size = self._reads = 0
-        self._seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Of a session, held or not, at which read it was read last, and how many reads had passed
-        since the one before."""
+        self._size = 0
 
     def look(
         self, store: StoreBackend, session_id: str, branch_id: int | None = None
@@ -161,48 +152,21 @@ class SessionLines:
         """Forget everything, as after an erasure."""
         with self._lock:
             self._lines.clear()
-            self._seen.clear()
             self._size = 0
 
     def _keep(self, session_id: str, line: _Line) -> None:
-        """Keep a line as the one read last, and others as far as there is room."""
-        newest = next(reversed(self._lines), None)
+        """Keep a line as the one read last; where there is no room, forget those read first."""
         self._drop(session_id)
         self._lines[session_id] = line
         line.counted = line.size
         self._size += line.counted
-        if session_id != newest:
-            self._reads += 1
-            before, _ = self._seen.pop(session_id, _NEVER)
-            self._seen[session_id] = self._reads, self._reads - before
         while self._size > MOST_BYTES and len(self._lines) > 1:
-            self._drop(self._least_wanted())
-        if len(self._seen) > len(self._lines) + _REMEMBERED:
-            self._seen.popitem(last=False)
+            self._drop(next(iter(self._lines)))
 
     def _drop(self, session_id: str) -> None:
         """Forget a line, if there is one."""
         if (line := self._lines.pop(session_id, None)) is not None:
             self._size -= line.counted
-
-    def _least_wanted(self) -> str:
-        """Return the session that waited longest for a reader, now or before it was read last.
-
-        Of sessions read in turn, one more than there is room for, all but two stay so, while that
-        which waits longest now is always the one that is read next. A few are looked at, but never
-        the one read last.
-
-        Reference: Jiang and Zhang 2002, "LIRS: an efficient low inter-reference recency set
-        replacement policy to improve buffer cache performance".
-        """
-        newest = islice(reversed(self._lines), 1, _LOOKED_AT)
-        oldest = islice(self._lines, min(len(self._lines) - 1, _LOOKED_AT))
-
-        def waited(session_id: str) -> float:
-            at, before = self._seen.get(session_id, _NEVER)
-            return max(self._reads - at, before)
-
-        return max((*newest, *oldest), key=waited)  # of equals the one read last
 
 
 @dataclass(slots=True)

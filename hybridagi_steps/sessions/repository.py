@@ -180,10 +180,11 @@ class SessionRepository:
         branch_id: int | None = None,
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
+        keep_times: bool = False,
     ) -> list[Step]:
         """Do as `commit` does from code that is not async, with messages admitted before.
 
-        `after` says for each AgentStep how many of the messages stand before its own.
+        `after` and `keep_times` are those of the store.
         """
         self.check_allowed(session_id, new=True)
         if self.user_id is not None:
@@ -200,6 +201,7 @@ class SessionRepository:
             expect_last=expect_last,
             idempotency_key=idempotency_key,
             user_id=self.user_id,
+            keep_times=keep_times,
         )
         if self._stored is not None and steps:
             self._stored(len(steps))

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from hybridagi_steps.errors import InvalidSettingError, StorageError, UnsupportedAddressError
@@ -23,7 +21,6 @@ from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS, check_timeou
 
 if TYPE_CHECKING:
     from hybridagi_steps.protocols import StoreBackend
-    from hybridagi_steps.stores.sql.salvage import Salvaged
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -32,7 +29,6 @@ __all__ = [
     "known_namespace",
     "open_store",
     "refuse_older",
-    "salvage_pages",
 ]
 
 ENTRY_POINT_GROUP = "hybridagi_steps.stores"
@@ -78,12 +74,6 @@ def open_store(
     return _backend(address)(
         address, namespace=namespace, durability=durability, timeout_seconds=timeout_seconds
     )
-
-
-def salvage_pages(address: str, namespace: str, damaged: Callable[[str], None]) -> Salvaged:
-    """Return what is whole in a file that cannot be opened, to be exported."""
-    module = import_module(_SQLITE.partition(":")[0])
-    return module.salvage_pages(Path(address), namespace, damaged)
 
 
 def refuse_older(address: str) -> None:

@@ -5,13 +5,14 @@ Nothing here reads or writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from hybridagi_steps.errors import DuplicateStepError, InvalidStepError, SequenceConflictError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.json_values import is_clean
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import Step, in_utc, utc_now
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.stores.body import Written, message_dicts
 from hybridagi_steps.stores.checksums import as_bytes
@@ -33,6 +34,22 @@ def check_names(session_id: str, messages: Sequence[Step], key: str | None) -> N
 def first_user(messages: Sequence[Step], agent_steps: Sequence[AgentStep]) -> str | None:
     """Return the first user that messages name, else the first that AgentSteps do."""
     return next((each.user_id for each in (*messages, *agent_steps) if each.user_id), None)
+
+
+def first_and_last(messages: Iterable[Step]) -> tuple[str, str] | None:
+    """Return when the earliest and the latest of messages were said; None where there are none."""
+    times = [in_utc(message.created_at).isoformat() for message in messages]
+    return (min(times), max(times)) if times else None
+
+
+def change_time(before: str, at: str | None) -> str:
+    """Return the time that a change of a session writes: now, or `at`.
+
+    It is another one than `before` always, so that who read the row before sees the change.
+    """
+    if at is None or at > before:
+        return at or utc_now().isoformat()
+    return (datetime.fromisoformat(before) + timedelta(microseconds=1)).isoformat()
 
 
 def check_end(session_id: str, end: BranchPosition, expected: int | BranchPosition | None) -> None:

@@ -6,22 +6,19 @@
     team-a = "postgresql://user@one/steps"
 
 `placement.toml#team-a` stands wherever an address may and means the namespace `team-a` there. It is
-read when a memory is opened; servers and workers look whether it has changed, and go where it says.
-Paths are relative to the file. Nothing here opens what an address names.
+read when a memory is opened. Paths are relative to the file. Nothing here opens what an address
+names.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from hybridagi_steps.errors import InvalidSettingError, PlacementError
 from hybridagi_steps.stores import address_text, is_served
-from hybridagi_steps.stores.address import is_server, lasting_address, shown_address
-
-log = logging.getLogger("hybridagi_steps")
+from hybridagi_steps.stores.address import is_server, shown_address
 
 DEFAULT_NAMESPACE = "default"
 _PLACED = re.compile(r"(?P<file>.+\.toml)(?:#(?P<name>.*))?", re.DOTALL)
@@ -65,38 +62,6 @@ def placed(address: str, namespace: str = DEFAULT_NAMESPACE) -> tuple[str, str]:
             f"{address} names the namespace {name!r}, and namespace= {namespace!r}; name one."
         )
     return placement.address_of(name), name
-
-
-class PlacementWatch:
-    """Tells a process whether a placement says another place by now than it was opened at.
-
-    Of anything but a placement it never says so.
-    """
-
-    def __init__(self, address: str, opened: str) -> None:
-        found = None if is_server(address) else _PLACED.fullmatch(address)
-        self._file = found and Path(found["file"])
-        self._address, self._opened = address, opened
-        self.follows = self._file is not None
-        self.moved = False
-        """Whether it was seen to say another place."""
-        self._seen: tuple[int, ...] | None = None
-
-    def has_moved(self) -> bool:
-        """Look at the file, which is read only where it is another than at the last look."""
-        if self._file is None:
-            return False
-        try:
-            found = self._file.stat()
-            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
-            if seen == self._seen:
-                return False
-            self._seen = seen
-            self.moved = lasting_address(placed(self._address)[0]) != self._opened
-            return self.moved
-        except (OSError, PlacementError) as error:  # it is being edited: all stays as it is
-            log.warning("%s is left aside: %s", self._file, error)
-            return False
 
 
 def read_placement(file: Path) -> Placement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import zipfile
@@ -44,6 +45,30 @@ def test_a_zip_as_downloaded_gives_sessions_with_titles_and_is_never_doubled(
     assert import_file(steps, file).added == 0
     (session,) = steps.sessions()
     assert session.title == "Trip"
+
+
+def test_chats_are_listed_by_their_own_times_until_somebody_goes_on(tmp_path: Path) -> None:
+    file, steps = tmp_path / "conversations.json", memory()
+    chats = [{**CHAT, "uuid": f"u{n}", "chat_messages": _dated(n)} for n in (3, 1, 2)]
+    file.write_text(json.dumps(chats))
+    asyncio.run(steps.repository().append("live", {"role": "user", "content": "Hello"}))
+    for _ in range(2):
+        import_file(steps, file)
+        assert [one.session_id for one in steps.sessions()] == ["live", "u3", "u2", "u1"]
+        newest = steps.sessions()[1]
+        assert newest.created_at == "2025-03-03T10:00:01+00:00"
+        assert newest.updated_at == "2025-03-03T10:00:05+00:00"
+    asyncio.run(steps.repository().append("u1", {"role": "user", "content": "And Bergen?"}))
+    assert [one.session_id for one in steps.sessions()] == ["u1", "live", "u3", "u2"]
+    assert steps.sessions()[0].updated_at > "2026"
+
+
+def _dated(day: int) -> list[dict[str, Any]]:
+    times = (f"2025-03-0{day}T10:00:0{second}Z" for second in (1, 5))
+    return [
+        {"sender": who, "text": f"Rain on {day}?", "created_at": time}
+        for who, time in zip(("human", "assistant"), times, strict=True)
+    ]
 
 
 def test_a_damaged_zip_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -128,16 +128,6 @@ class TestWhatIsRead:
             assert contents(memory, name) == [step.content for step in said(20, name)]
         assert decoded == [20, 20, 20, 20]  # there is room for one
 
-    def test_of_sessions_read_in_turn_most_stay_where_one_too_many_is_read(
-        self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        names = self.sessions_of_which_all_but_one_fit(memory, monkeypatch)
-        for lap in range(4):
-            decoded.clear()
-            for name in names:
-                contents(memory, name)
-            assert len(decoded) <= (len(names) if lap == 0 else 2)
-
     def test_sessions_that_are_read_now_take_the_place_of_those_that_were(
         self, memory: StepMemory, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
     ) -> None:

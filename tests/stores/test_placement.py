@@ -19,7 +19,6 @@ from hybridagi_steps.errors import (
     MovedNamespaceError,
     PlacementError,
 )
-from hybridagi_steps.stores.placement import PlacementWatch
 from hybridagi_steps.testing.conformance.samples import said
 
 
@@ -105,28 +104,6 @@ def test_a_placement_is_asked_for_one_namespace(written: Callable[[str], Path]) 
         _memory(f"{path}#a", namespace="b")
     with pytest.raises(PlacementError, match="cannot be read"):
         _memory(path.with_name("none.toml#a"))
-
-
-def test_a_change_of_ones_own_place_is_seen_and_a_broken_file_is_left_aside(
-    written: Callable[[str], Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    path = written('[namespaces]\na = "a.db"\n')
-    with _memory(f"{path}#a") as memory:
-        watch = PlacementWatch(f"{path}#a", memory.whole_address)
-    other = PlacementWatch("a.db", "a.db")
-    assert (watch.follows, other.follows) == (True, False)
-    for text, moved in (
-        ('[namespaces]\na = "a.db"\nb = "b.db"\n', False),
-        ("[namespaces]\na = \n", False),
-        ('[namespaces]\na = "there/a.db"\n', True),
-    ):
-        assert not caplog.records
-        written(text)
-        assert (watch.has_moved(), watch.has_moved()) == (moved, False)
-        assert watch.moved is moved
-        assert not other.has_moved()
-        assert len(caplog.records) == ("= \n" in text)
-        caplog.clear()
 
 
 def test_a_namespace_moves_to_another_database_while_others_work(

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_files import filled
 
-from hybridagi_steps.errors import DamagedFileError, StorageError
+from hybridagi_steps.errors import DamagedFileError, ForeignFileError, StorageError
+from hybridagi_steps.exchange import salvage_file
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.testing.conformance.samples import EVERYTHING, step
 
@@ -88,3 +89,23 @@ def test_verify_names_what_does_not_hold_together(path: Path) -> None:
     assert "a step that is not as it was written: 1 rows (9" in problems
     assert "a body that is no JSON, or not of its id: 1 rows (9" in problems
     assert "a step without words below the watermark: 1 rows (5" in problems
+
+
+@pytest.mark.parametrize("lost", ["first page", "end", "everything"])
+def test_a_salvage_of_what_does_not_open_says_how_to_rebuild_it(path: Path, lost: str) -> None:
+    filled(path)
+    content = path.read_bytes()
+    damaged = {
+        "first page": bytes(4096) + content[4096:],
+        "end": content[:-4096],
+        "everything": b"notes, no database at all",
+    }
+    path.write_bytes(damaged[lost])
+    target, named = path.with_name("whole.jsonl"), list[str]()
+    with pytest.raises((DamagedFileError, ForeignFileError), match=r"\.recover") as caught:
+        salvage_file(path, target, damaged=named.append)
+    assert "--salvage" not in str(caught.value)
+    assert (named, target.exists()) == ([], False)
+    with pytest.raises(StorageError, match="there is no memory file"):
+        salvage_file(path.with_name("missing.db"), target, damaged=named.append)
+    assert not path.with_name("missing.db").exists()

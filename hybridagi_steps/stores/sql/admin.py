@@ -19,7 +19,6 @@ from hybridagi_steps.stores.sql.salvage import Damaged, Salvaged
 from hybridagi_steps.stores.sql.tables import (
     DERIVED,
     Connection,
-    Database,
     is_storable,
     remove_empty_runs,
     remove_marks,
@@ -241,10 +240,7 @@ class AdminTables(RetentionTables):
 
     def salvage(self, damaged: Damaged) -> Salvaged:
         """Return what is whole of a damaged store, to be exported; see `Salvaged`."""
-        return Salvaged(self._db, self._namespace, self._decoded, damaged, self._off_pages(damaged))
-
-    def _off_pages(self, damaged: Damaged) -> Callable[[], Database] | None:
-        """Return what reads rows without SQL, where there is such a thing."""
+        return Salvaged(self._db, self._namespace, self._decoded, damaged)
 
     def close(self) -> None:
         """Release everything."""

@@ -22,14 +22,15 @@ from hybridagi_steps.records.store_values import (
     BranchPosition,
     denial_id,
 )
-from hybridagi_steps.stores.body import encode_message
-from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names
+from hybridagi_steps.stores.body import decode_message, encode_message
+from hybridagi_steps.stores.commits import ATTEMPT_HOURS, check_names, first_and_last
 from hybridagi_steps.stores.sql.lineage import (
     branch_of,
     change_session,
     end_of,
     narrow_reach,
     new_branch,
+    rows,
     session_row,
     take_number,
     tip_of,
@@ -127,6 +128,7 @@ class BranchTables(SessionTables):
         new_session_id: str | None = None,
         *,
         user_id: str | None = None,
+        keep_times: bool = False,
     ) -> str:
         """Start a session that shares messages 1 to `sequence` with this one."""
         made = str(new_id()) if new_session_id is None else new_session_id
@@ -140,9 +142,20 @@ class BranchTables(SessionTables):
                 )
             shares = BranchPosition(asked, sequence)
             owner = user_id or (source and source.user_id)
-            self._create_session(
-                connection, made, shares=shares, forked_from=session_id, user_id=owner
+            last = rows(connection, asked, sequence, sequence) if keep_times else ()
+            times = first_and_last(
+                decode_message(row.written, row.id, made, row.sequence) for row in last
             )
+            session = self._create_session(
+                connection,
+                made,
+                shares=shares,
+                forked_from=session_id,
+                user_id=owner,
+                begun=times and times[0],
+            )
+            if times is not None:
+                change_session(connection, self._namespace, made, session, times[1])
             self._take_denials(connection, session_id, made)
         return made
 

@@ -39,6 +39,7 @@ from hybridagi_steps.stores.checksums import (
     row_checksum,
     session_checksum,
 )
+from hybridagi_steps.stores.commits import change_time
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
 
 OPEN_END = 2**63 - 1
@@ -85,9 +86,12 @@ _NEW_SESSION = """INSERT INTO session
     (namespace, id, branch_id, created_at, updated_at, forked_from, forked_at, user_id, checksum,
         written)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT number FROM next_write))"""
-_CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, user_id = ?, checksum = ?,
-        written = (SELECT number FROM next_write)
+_CHANGE = """UPDATE session SET branch_id = ?, updated_at = ?, user_id = ?, written = {},
+        checksum = ?
     WHERE namespace = ? AND id = ?"""
+_CHANGE_NOW = _CHANGE.format("(SELECT number FROM next_write)")
+_CHANGE_THEN = _CHANGE.format("""coalesce((SELECT max(o.written) FROM session o
+        WHERE o.namespace = session.namespace AND o.id <> session.id AND o.updated_at <= ?), 0)""")
 TAKE_NUMBER = """UPDATE meta SET value = (SELECT number FROM next_write)
     WHERE key = 'write_floor'"""
 """Gives the next write a higher number than all before; a message takes one as its row."""
@@ -237,16 +241,20 @@ def take_number(connection: Connection) -> None:
 
 
 def change_session(
-    connection: Connection, namespace: int, session_id: str, row: SessionRow
+    connection: Connection, namespace: int, session_id: str, row: SessionRow, at: str | None = None
 ) -> SessionRow:
     """Note where a session points, and that it was written now; return what is noted.
 
-    Who has not just added a message to it takes a number first.
+    Who has not just added a message to it takes a number first. With `at` it was written then, in
+    another system, and is listed among the others by that time.
     """
-    row = row._replace(updated_at=utc_now().isoformat())
-    checksum = session_checksum(namespace, session_id, *row)
-    values = (row.branch_id, row.updated_at, row.user_id, checksum, namespace, session_id)
-    connection.execute(_CHANGE, values)
+    row = row._replace(updated_at=change_time(row.updated_at, at))
+    values = (row.branch_id, row.updated_at, row.user_id)
+    end = (session_checksum(namespace, session_id, *row), namespace, session_id)
+    if at is None:
+        connection.execute(_CHANGE_NOW, (*values, *end))
+    else:
+        connection.execute(_CHANGE_THEN, (*values, row.updated_at, *end))
     return row
 
 

@@ -1,8 +1,7 @@
 """A damaged database as an export reads it: what is whole, and the names of what is not.
 
 Tables are read by ranges of rows, and a range that raises is halved until only the rows that
-SQL cannot read are left, which a back-end may find in another way (`pages`); indexes only tell
-which rows there should be. Steps come one by one.
+SQL cannot read are left; indexes only tell which rows there should be. Steps come one by one.
 Sessions come as their lines: a line that lacks messages is cut there, and what follows the gap
 becomes a session of its own, `<id>~<sequence>`. Nothing is written, and bodies are not kept.
 """
@@ -45,6 +44,17 @@ _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked
     FROM session WHERE namespace = ? ORDER BY id"""
 _RUNS = """SELECT run_id, score, feedback, checksum FROM run
     WHERE namespace = ? ORDER BY run_id"""
+# The last row of a table, and where that is not readable, what else tells how far rows go.
+_LAST_STEP = [
+    "SELECT max(row) FROM agent_step WHERE row < ?",
+    "SELECT max(row) FROM step_text WHERE row < ?",
+    "SELECT max(row) FROM embedding WHERE row < ?",
+]
+_LAST_MESSAGE = [
+    "SELECT max(row) FROM message WHERE row < ?",
+    "SELECT row FROM message WHERE +row < ? ORDER BY branch_id, sequence",
+]
+_LAST_BRANCH = ["SELECT max(id) FROM branch WHERE id < ?"]
 _WINDOW = 2_000
 _LONGEST_STEM = 100
 
@@ -73,19 +83,13 @@ class Salvaged:
     """What is whole of one namespace; `export_file` reads it as it reads a memory."""
 
     def __init__(
-        self,
-        database: Database,
-        namespace: int,
-        decoded: Decoded,
-        damaged: Damaged,
-        pages: Callable[[], Database] | None = None,
+        self, database: Database, namespace: int, decoded: Decoded, damaged: Damaged
     ) -> None:
         """Read everything once.
 
         `decoded` returns the step in a row, if it is whole; `damaged` is told of each thing that is
-        not; `pages` returns a database with the rows that were found without SQL.
+        not.
         """
-        self._pages, self._paged = pages, list[Database]()
         self._db, self._namespace = database, namespace
         self._decoded, self._damaged = decoded, damaged
         self._rows: dict[str, int] = {}
@@ -164,7 +168,7 @@ class Salvaged:
     # -- inside
 
     def _read_steps(self) -> None:
-        last = self._last("agent_step", "row", "step_text", "embedding")
+        last = self._last(*_LAST_STEP)
         for row, namespace, step_id, branch_id, sequence, body, checksum in self._in_range(
             _STEPS, 1, last
         ):
@@ -203,7 +207,7 @@ class Salvaged:
         return place is not None and branch is not None and place.sequence > branch.reach
 
     def _read_messages(self) -> None:
-        last = self._last("message", "row")
+        last = self._last(*_LAST_MESSAGE)
         for row, namespace, *values in self._in_range(_MESSAGES, 1, last):
             if namespace != self._namespace:
                 continue
@@ -226,7 +230,7 @@ class Salvaged:
 
     def _read_branches(self) -> Iterator[tuple[int, _Branch]]:
         known = {place.branch_id for place in (*self._messages, *self._pins.values())}
-        last = max(self._last("branch", "id"), max(known, default=0))
+        last = max(self._last(*_LAST_BRANCH), max(known, default=0))
         for branch_id, namespace, session_id, reach, *values in self._in_range(_BRANCHES, 1, last):
             parent_id, fork_sequence, _, created_at, checksum = values
             if namespace != self._namespace:
@@ -304,45 +308,27 @@ class Salvaged:
             gaps.append((expected, places[-1].sequence))
         return line, gaps
 
-    def close(self) -> None:
-        """Release what was found without SQL."""
-        for database in self._paged:
-            database.close()
-
-    def _last(self, table: str, key: str, *beside: str) -> int:
+    def _last(self, sql: str, *beside: str) -> int:
         """Return a row that none is beyond: the last, or where that cannot be read, some more."""
-        asked = [f"SELECT max({key}) FROM {one} WHERE {key} < ?" for one in (table, *beside)]  # noqa: S608 - names are ours
-        bound = (MESSAGE_ROWS,)
-        found, whole = self._until_damage(self._db, asked[0], bound)
-        if not whole:
-            found = self._off_pages(asked[0], bound)
-            for sql in asked[1:]:
-                found += self._until_damage(self._db, sql, bound)[0]
+        found, whole = self._until_damage(sql, (MESSAGE_ROWS,))
+        for other in () if whole else beside:
+            found += self._until_damage(other, (MESSAGE_ROWS,))[0]
         last = max((row for (row,) in found if isinstance(row, int)), default=0)
-        return last if whole or self._paged else last + _WINDOW
+        return last if whole else last + _WINDOW
 
     def _listed(self, what: str, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of a query, as far as it answers, and from its end where it fails."""
-        rows, whole = self._until_damage(self._db, sql, values)
+        rows, whole = self._until_damage(sql, values)
         if not whole:
             self._damaged(f"the list of {what} is not whole")
             backwards = re.sub(r"(?<=ORDER BY )(.*)", lambda m: m[0].replace(",", " DESC,"), sql)
-            rows += self._until_damage(self._db, f"{backwards} DESC", values)[0]
-            rows += self._off_pages(sql, values)
+            rows += self._until_damage(f"{backwards} DESC", values)[0]
         return list(dict.fromkeys(rows))
 
-    def _off_pages(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """Return the rows of a query that were found without SQL."""
-        if self._pages is not None and not self._paged:
-            self._paged.append(self._pages())
-        return [row for one in self._paged for row in self._until_damage(one, sql, values)[0]]
-
-    def _until_damage(
-        self, database: Database, sql: str, values: Sequence[Any]
-    ) -> tuple[list[Any], bool]:
+    def _until_damage(self, sql: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
         found: list[Any] = []
         try:
-            with database.reading() as connection:
+            with self._db.reading() as connection:
                 found.extend(connection.execute(sql, values))
         except StorageBusyError:
             raise
@@ -356,12 +342,10 @@ class Salvaged:
             yield from self._halved(sql, start, min(start + _WINDOW - 1, last))
 
     def _halved(self, sql: str, first: int, last: int) -> Iterator[tuple[Any, ...]]:
-        rows, whole = self._until_damage(self._db, sql, (first, last))
+        rows, whole = self._until_damage(sql, (first, last))
         if whole:
             yield from rows
         elif first < last:
             middle = (first + last) // 2
             yield from self._halved(sql, first, middle)
             yield from self._halved(sql, middle + 1, last)
-        else:
-            yield from self._off_pages(sql, (first, last))

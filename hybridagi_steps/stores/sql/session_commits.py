@@ -22,6 +22,7 @@ from hybridagi_steps.stores.commits import (
     check_end,
     check_names,
     check_repeated,
+    first_and_last,
     first_user,
     refuse_twice,
 )
@@ -107,6 +108,8 @@ class Commit(NamedTuple):
     """Who asks; None: whoever may."""
     owner: str | None
     """Whose the session becomes if it is nobody's."""
+    times: tuple[str, str] | None
+    """When the first and the last of messages were said that keep their times."""
 
     def rows(self, last: int) -> list[Row]:
         """Return the messages as they follow on the sequence `last`."""
@@ -134,6 +137,7 @@ class SessionCommits(StepWriting):
         expect_last: int | BranchPosition | None = None,
         idempotency_key: str | None = None,
         user_id: str | None = None,
+        keep_times: bool = False,
     ) -> list[Step]:
         """Add messages and AgentSteps at the end, all or none."""
         check_names(session_id, messages, idempotency_key)
@@ -152,6 +156,7 @@ class SessionCommits(StepWriting):
             idempotency_key,
             user_id,
             user_id or first_user(messages, agent_steps),
+            first_and_last(messages) if keep_times else None,
         )
         refuse_twice([message.id for message in messages])
         refuse_twice(new.step_ids)
@@ -186,7 +191,8 @@ class SessionCommits(StepWriting):
         (seen, last), end = found, BranchPosition(found[0].branch_id, found[1])
         owner = new.owner if seen.user_id is None else seen.user_id
         if (
-            new.branch_id not in (None, end.branch_id)
+            new.times is not None
+            or new.branch_id not in (None, end.branch_id)
             or new.expect_last not in (None, end, last)
             or new.user_id not in (None, owner)
         ):
@@ -220,7 +226,8 @@ class SessionCommits(StepWriting):
                 self._insert(connection, new, end)
                 if not new.written:
                     take_number(connection)
-                session = change_session(connection, self._namespace, session_id, session)
+                at = new.times and new.times[1]
+                session = change_session(connection, self._namespace, session_id, session, at)
         if end.branch_id == session.branch_id:
             self._know(session_id, session, end.sequence + len(new.written))
         return end.sequence
@@ -294,7 +301,8 @@ class SessionCommits(StepWriting):
             return found[0], found[1].end
         if new.branch_id is not None:
             raise UnknownSessionError(new.session_id)
-        session = self._create_session(connection, new.session_id, user_id=new.owner)
+        begun = new.times and new.times[0]
+        session = self._create_session(connection, new.session_id, user_id=new.owner, begun=begun)
         return session, BranchPosition(session.branch_id, 0)
 
     def _create_session(
@@ -305,14 +313,19 @@ class SessionCommits(StepWriting):
         shares: BranchPosition | None = None,
         forked_from: str | None = None,
         user_id: str | None,
+        begun: str | None = None,
     ) -> SessionRow:
-        """Add a session, empty or sharing messages with another."""
+        """Add a session, empty or sharing messages with another.
+
+        Who says when it was `begun` says by `change_session` when it was written last.
+        """
         reason = "start" if forked_from is None else "fork"
         branch = new_branch(
             connection, self._namespace, session_id, shares, reason=reason, pointed=True
         )
         now, forked_at = utc_now().isoformat(), shares.sequence if shares else None
-        row = SessionRow(branch, now, now, forked_from, forked_at, user_id)
+        times = (now, now) if begun is None else (begun, "")
+        row = SessionRow(branch, *times, forked_from, forked_at, user_id)
         insert_session(connection, self._namespace, session_id, row)
         return row
 

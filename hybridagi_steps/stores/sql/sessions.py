@@ -38,7 +38,7 @@ from hybridagi_steps.stores.sql.tables import (
 
 _SESSIONS = """SELECT id, branch_id, created_at, updated_at, forked_from, forked_at, user_id,
         checksum FROM session
-    WHERE namespace = ? {} ORDER BY written DESC LIMIT ? OFFSET ?"""
+    WHERE namespace = ? {} ORDER BY written DESC, updated_at DESC LIMIT ? OFFSET ?"""
 _RECORDED = """WITH found AS MATERIALIZED (
         SELECT v.session_id, v.run_id, v.row, v.user_id, v.created_at FROM step_view v
         WHERE v.namespace = ? AND v.session_id IS NOT NULL AND v.branch_id IS NULL
@@ -64,7 +64,8 @@ _FEW_RECORDED = f"""SELECT count(*) < ? FROM (SELECT 1 FROM step_view
 _FEW = 1_000
 """Steps without messages of which all sessions are found at once."""
 _LAST_SAID = """SELECT m.said, m.body, m.id, s.id, m.sequence
-    FROM (SELECT id, branch_id FROM session WHERE namespace = ? ORDER BY written DESC LIMIT ?) s
+    FROM (SELECT id, branch_id FROM session WHERE namespace = ?
+        ORDER BY written DESC, updated_at DESC LIMIT ?) s
     JOIN message m ON m.branch_id = s.branch_id AND m.sequence = (
         SELECT max(o.sequence) FROM message o WHERE o.branch_id = s.branch_id)"""
 _SAVE_TOKENS = """INSERT INTO message_token (message_row, counter, tokens)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hybridagi_steps.stores.sqlite.store import SqliteStepStore, salvage_pages
+from hybridagi_steps.stores.sqlite.store import SqliteStepStore
 
-__all__ = ["SqliteStepStore", "salvage_pages"]
+__all__ = ["SqliteStepStore"]

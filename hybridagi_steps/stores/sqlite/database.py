@@ -15,7 +15,6 @@ Every SQLite error leaves as one of ours. Nothing here knows about steps.
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
@@ -35,7 +34,6 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.outside_files import make_private
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
-from hybridagi_steps.stores.sqlite.lost_commits import lost_commits
 from hybridagi_steps.stores.sqlite.schema import (
     create,
     latest_version,
@@ -58,8 +56,6 @@ _SYNCHRONOUS: dict[str | bool, str] = {
 _IMMUTABLE = "ro&immutable=1"
 _NO_LOG_INDEX = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 _MUCH_LEFT = 0.9
-
-log = logging.getLogger("hybridagi_steps")
 
 
 class Reader(sqlite3.Connection):
@@ -102,7 +98,6 @@ class Database:
         self._reading = 0
         self._closed = False
         self._seen: object = None
-        self._lost_commits = 0
         self._own_path = str(self.path)
         self._identity: tuple[int, int] | None = None
         self._checked_turn = 0
@@ -231,12 +226,6 @@ class Database:
         """Empty the WAL, if nobody reads or writes: what was rolled back may stand in it."""
         with suppress(StorageBusyError), self.patience.at_most(0), self.exclusive() as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-
-    def damage_of_log(self) -> str:
-        """Return what was lost of the write-ahead log, as far as is known; waits for nobody."""
-        with suppress(OSError), self.patience.at_most(0), self.exclusive() as connection:
-            self._note_lost_commits(connection)
-        return self._lost_line() if self._lost_commits else ""
 
     def file_bytes(self) -> int:
         """Return the size of the database with its write-ahead log."""
@@ -439,39 +428,9 @@ class Database:
             connection.execute("BEGIN")  # one state: another process may be creating the file
             version = version_of(connection, self.path)
             connection.execute("COMMIT")
-            if self.writable and self._bytes_of("-wal"):
-                self._look_at_log(connection)
             return version
         finally:
             connection.close()
-
-    def _look_at_log(self, connection: sqlite3.Connection) -> None:
-        """Note what was lost of the log, if the file lock is to be had at once.
-
-        On opening, since the first write overwrites the traces.
-        """
-        try:
-            self._file_lock.acquire(0)
-            try:
-                self._note_lost_commits(connection)
-            finally:
-                self._file_lock.release()
-        except (OSError, sqlite3.Error) as error:
-            log.debug("%s-wal was not looked at: %s", self.path, error)
-
-    def _note_lost_commits(self, connection: sqlite3.Connection) -> None:
-        """Look for lost commits while nobody else writes; tell of those not known yet."""
-        found = lost_commits(connection, self._beside("-wal"))
-        if found > self._lost_commits:
-            self._lost_commits = found
-            log.error("%s", self._lost_line())
-
-    def _lost_line(self) -> str:
-        return (
-            f"{self.path}-wal is damaged: SQLite no longer reads the last {self._lost_commits} "
-            "transactions or so that were committed to it; what they wrote is lost unless it had "
-            "been copied into the database. Compare with a backup."
-        )
 
     def _create(self) -> None:
         self._mode = "rwc"

@@ -21,9 +21,6 @@ from hybridagi_steps.stores.sqlite.schema import create
 from hybridagi_steps.stores.sqlite.translation import translated
 from hybridagi_steps.stores.waiting import Patience
 
-UNLINKED_FILE = ""
-"""A file without a name, for what may be too large for memory: gone with its process, too."""
-
 
 class InMemoryDatabase:
     """One private database, opened by one store; has what `Database` has."""
@@ -31,13 +28,13 @@ class InMemoryDatabase:
     name = IN_MEMORY
     writable = True
 
-    def __init__(self, durability: str, timeout_seconds: float, place: str = IN_MEMORY) -> None:
+    def __init__(self, durability: str, timeout_seconds: float) -> None:
         """Make an empty database; it survives nothing, whatever the durability."""
         self.durability = durability
         self.patience = Patience(timeout_seconds)
         self._closed = False
         self._lock = threading.RLock()
-        self._connection = _connected(place)
+        self._connection = sqlite3.connect(IN_MEMORY, isolation_level=None, check_same_thread=False)
         create(self._connection)
         self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.execute("PRAGMA secure_delete = ON")
@@ -110,10 +107,6 @@ class InMemoryDatabase:
     def empty_log(self) -> None:
         """Do nothing: there is no log."""
 
-    def damage_of_log(self) -> str:
-        """Return nothing: there is no log."""
-        return ""
-
     def file_bytes(self) -> int:
         """Return the size of the database."""
         with self.reading() as connection:
@@ -145,7 +138,3 @@ class InMemoryDatabase:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise MemoryClosedError("this in-memory store was closed; its steps are gone.")
-
-
-def _connected(place: str = IN_MEMORY) -> sqlite3.Connection:
-    return sqlite3.connect(place, isolation_level=None, check_same_thread=False)

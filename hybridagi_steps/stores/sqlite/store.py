@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,10 @@ from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import StepLink
 from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
-from hybridagi_steps.stores.sql.salvage import Damaged, Salvaged
 from hybridagi_steps.stores.sql.session_commits import Commit, Expected
 from hybridagi_steps.stores.sql.tables import Connection
-from hybridagi_steps.stores.sql.tables import Database as AnyDatabase
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import InMemoryDatabase
-from hybridagi_steps.stores.sqlite.page_reader import rows_of_pages
 from hybridagi_steps.stores.sqlite.schema import changed_schema, latest_version
 from hybridagi_steps.stores.sqlite.steps import LEFTOVERS, SqliteSteps
 from hybridagi_steps.stores.waiting import DEFAULT_TIMEOUT_SECONDS
@@ -88,14 +84,9 @@ class SqliteAdmin(SqliteSteps, AdminTables):
         with self._db.asking() as connection:
             connection.execute("VACUUM INTO ?", (str(path),))
 
-    def _off_pages(self, damaged: Damaged) -> Callable[[], AnyDatabase] | None:
-        in_file = self._db.name != IN_MEMORY
-        return partial(rows_of_pages, Path(self._db.name), "", damaged) if in_file else None
-
     def verify(self) -> list[str]:
         """Check the file as SQLite does, then what this library relies on, in all namespaces."""
         wrong = (
-            self._db.damage_of_log(),
             self._integrity(),
             self._line("tables or views of another form", changed_schema),
             self._line("keys that are not what the step says", self._wrong_keys),
@@ -227,8 +218,3 @@ class SqliteStepStore(SqliteAdmin, CopyTables):
         for found in places.values():
             found.sort()
         return places
-
-
-def salvage_pages(path: Path, namespace: str, damaged: Damaged) -> Salvaged:
-    """Return what is whole on the pages of a file that SQLite does not open."""
-    return SqliteAdmin(rows_of_pages(path, namespace, damaged), namespace).salvage(damaged)

@@ -1,15 +1,29 @@
-"""What every store promises about whose sessions and runs are."""
+"""What every store promises about whose sessions and runs are, and when they were written."""
 
 # A test's name says what it holds.
 # ruff: noqa: D102, S101
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
-from hybridagi_steps.errors import NotAllowedError, UnknownSessionError
+from hybridagi_steps.errors import NotAllowedError, SequenceConflictError, UnknownSessionError
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.testing.conformance.samples import SessionStepStore, contents, message, step
+from hybridagi_steps.records.message import Step, utc_now
+from hybridagi_steps.testing.conformance.samples import (
+    SessionStepStore,
+    contents,
+    message,
+    said,
+    step,
+)
+
+
+def _on(day: int) -> datetime:
+    """Return a day of a past year, by its number."""
+    return datetime(2024, 4, 1, tzinfo=UTC) + timedelta(days=day)
 
 
 class OwnerContract:
@@ -115,3 +129,36 @@ class OwnerContract:
         assert store.sessions(limit=9, recorded=True)[0].user_id is None
         store.commit("notebook", [message()])
         assert [each.session_id for each in store.sessions(limit=9, recorded=True)] == ["script"]
+
+    def test_a_session_keeps_the_times_of_its_conversation(self, store: SessionStepStore) -> None:
+        def order() -> list[str]:
+            return [found.session_id for found in store.sessions(limit=9)]
+
+        def times(session_id: str) -> list[str]:
+            [found] = [one for one in store.sessions(limit=9) if one.session_id == session_id]
+            return [found.created_at, found.updated_at]
+
+        def talk(*days: int) -> list[Step]:
+            return [message(str(day), created_at=_on(day)) for day in days]
+
+        store.commit("live", said(1))
+        for name, day in (("may", 20), ("june", 40), ("april", 1)):
+            store.commit(name, talk(day + 1, day), keep_times=True)
+            assert times(name) == [_on(day).isoformat(), _on(day + 1).isoformat()]
+        assert order() == ["live", "june", "may", "april"]
+        store.commit("april", talk(60), keep_times=True)
+        assert times("april") == [_on(1).isoformat(), _on(60).isoformat()]
+        store.fork("april", 2, "fork", keep_times=True)
+        assert times("fork") == [_on(1).isoformat()] * 2
+        assert order() == ["live", "april", "june", "may", "fork"]
+        end, before = store.session_end("april"), times("april")[1]
+        store.commit("april", talk(30), keep_times=True)
+        assert times("april")[1] > before, "who saw it before sees that it changed"
+        with pytest.raises(SequenceConflictError):
+            store.commit("april", [], [step()], expect_last=end)
+        store.commit("may", said(1))
+        assert order() == ["may", "live", "april", "june", "fork"]
+        assert datetime.fromisoformat(times("may")[1]) > utc_now() - timedelta(days=1)
+        store.commit("july", talk(80), keep_times=True)
+        assert order() == ["may", "live", "july", "april", "june", "fork"]
+        assert store.verify() == []
