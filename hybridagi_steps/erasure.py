@@ -11,7 +11,8 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from itertools import chain
+from typing import Any, NamedTuple
 
 from hybridagi_steps.errors import InvalidFilterError, UnknownSessionError
 from hybridagi_steps.outside_files import (
@@ -26,7 +27,7 @@ from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import ERASED, SUMMARY_OF, MessageRole, Step, new_id
 from hybridagi_steps.records.store_values import DENIALS, RULES, Erased, details_id
-from hybridagi_steps.stores.outside_work import erase_outside
+from hybridagi_steps.stores.outside_work import erase_outside, texts_of
 from hybridagi_steps.stores.prompts import forget_prompts_beyond
 from hybridagi_steps.validation import Where, in_every_scope
 
@@ -65,6 +66,27 @@ def erase(
     By `namespace` queues tell the memory's runs; its own queue is found by its `address`.
     AgentSteps of others than the user who asks (`by`) stay; None: they go.
     """
+    count, unreached, left = 0, dict[str, None](), set[int]()
+    for each in _one_by_one(where):
+        gone, places, staying = _erase(store, each, namespace, address, by)
+        count, unreached, left = count + gone, unreached | dict.fromkeys(places), left | staying
+    left = left & _matching_messages(store, StepFilter()) if left else left
+    return Erased(count, unreached, len(left), _sessions_of(store, left))
+
+
+def _one_by_one(where: StepFilter) -> list[StepFilter]:
+    """Return filters of one user or run each, where a filter names only several of them."""
+    if where.conditions == {"user_id"}:
+        return [where.model_copy(update={"user_id": user}) for user in where.users]
+    if where.conditions == {"run_id"}:
+        return [where.model_copy(update={"run_id": run}) for run in where.runs]
+    return [where]
+
+
+def _erase(
+    store: StoreBackend, where: StepFilter, namespace: str, address: str, by: str | None
+) -> tuple[int, list[str], set[int]]:
+    """Delete what a filter means; return how much, what was not reached, and matching messages."""
     doomed, meant = doomed_by(store, where), meant_by(store, where)
     matching = _matching_messages(store, where)
     rewritten = _rows_of(store, [message.id for message in doomed.messages])
@@ -77,8 +99,8 @@ def erase(
     if where.conditions in _WHOLE or doomed.sessions:
         whole = own + steps if where.conditions in _WHOLE else own
         queued = _queued_runs(store, where, doomed, namespace)
-        whose = Whose(namespace, where.user_id if where.conditions == {"user_id"} else None)
-        unreached = erase_outside(store, _plans_of(whole), queued, address, whose)
+        whose = Whose(namespace, str(where.user_id) if where.conditions == {"user_id"} else None)
+        unreached = erase_outside(store, whole, queued, address, whose)
     # In this order a purge that was cut short finds the same when it is repeated.
     forget_prompts_beyond(store, own + steps, doomed.messages, doomed.sessions)
     count = store.rewrite_messages({message.id: _erased(message) for message in doomed.messages})
@@ -89,9 +111,7 @@ def erase(
     count += store.delete([id_text(step.id) for step in steps])
     store.delete([details_id(name) for name in doomed.sessions])
     store.forget_revocations(where)
-    left = matching - rewritten
-    left = left & _matching_messages(store, StepFilter()) if left else left
-    return Erased(count, unreached, len(left), _sessions_of(store, left))
+    return count, unreached, matching - rewritten
 
 
 def _of_user(steps: Iterable[AgentStep], by: str | None) -> Iterable[AgentStep]:
@@ -107,7 +127,7 @@ def is_stored(store: StoreBackend, where: StepFilter) -> bool:
 
 def erase_all(store: StoreBackend, namespace: str, address: str) -> Erased:
     """Delete everything of a namespace; what is in queues and states of workspaces, too."""
-    plans = _plans_of(store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE)))
+    plans = store.iter_steps(StepFilter(program="Orchestrator", scope=EVERY_SCOPE))
     queues = {*queues_of_runs(namespace), queue_of_jobs(namespace), queue_of_plans(namespace)}
     whose = Whose(namespace, everybody=True)
     unreached = erase_outside(store, plans, lambda run: run.queue in queues, address, whose)
@@ -121,39 +141,42 @@ def meant_by(store: StoreBackend, where: StepFilter) -> list[StepFilter]:
     The id of a durable run stands for the runs of the memory that carried it out.
     """
     every = in_every_scope(where)
-    if where.run_id is None or where.conditions != {"run_id"}:
+    if where.conditions != {"run_id"}:
         return [every]
-    runs = {where.run_id, *_runs_of(store, where.run_id)}
+    runs = {*where.runs}.union(*(_runs_of(store, run) for run in where.runs))
     return [every.model_copy(update={"run_id": run}) for run in sorted(runs)]
 
 
 def doomed_by(store: StoreBackend, where: StepFilter) -> Doomed:
     """Return the sessions that go as a whole, and the messages that go wherever they are read."""
+    if len(several := _one_by_one(where)) > 1:
+        sessions, messages = zip(*(doomed_by(store, each) for each in several), strict=True)
+        return Doomed([*chain(*sessions)], [*chain(*messages)])
     asked = where.conditions
     if where.session_id is not None and asked == {"session_id"}:
         return Doomed([where.session_id], [])
     if asked == {"run_id"}:
         return Doomed([], [])
-    if where.user_id is None or asked != {"user_id"}:
+    if not isinstance(user_id := where.user_id, str) or asked != {"user_id"}:
         return Doomed(_whole_sessions(store, where), [])
     whole: list[str] = []
     gone: dict[str, Step] = {}
     # Those that only the runs of their messages say whose they are.
     of_runs = set(_whole_sessions(store, where))
-    for session_id in sorted({*_sessions_near(store, where.user_id), *of_runs}):
+    for session_id in sorted({*_sessions_near(store, user_id), *of_runs}):
         users = {*map(_speaker, _steps_of(store, session_id))}
         with suppress(UnknownSessionError):
             users |= {message.user_id for message in _messages_of(store, session_id)}
         users -= {None}
         if session_id in of_runs:
-            users = {where.user_id}
-        if users == {where.user_id}:
+            users = {user_id}
+        if users == {user_id}:
             whole.append(session_id)
-        for branch in store.attempts(session_id) if where.user_id in users else []:
+        for branch in store.attempts(session_id) if user_id in users else []:
             line = store.messages(session_id, branch_id=branch.branch_id)
             own = line[branch.forked_at :]
-            if users != {where.user_id}:
-                own = _own_turns(store, session_id, branch.branch_id, line, where.user_id)
+            if users != {user_id}:
+                own = _own_turns(store, session_id, branch.branch_id, line, user_id)
             gone |= {message.id: message for message in own}
     return Doomed(whole, list(gone.values()))
 
@@ -175,10 +198,8 @@ def _whole_sessions(store: StoreBackend, where: StepFilter) -> list[str]:
 
 def _with_forks(store: StoreBackend, names: Iterable[str]) -> list[str]:
     """Return sessions with their forks, and those of these."""
-    found, forks = (
-        {*names},
-        [each for each in store.sessions(limit=_EVERY_SESSION) if each.forked_at],
-    )
+    found = {*names}
+    forks = [each for each in store.sessions(limit=_EVERY_SESSION) if each.forked_at]
     while new := {each.session_id for each in forks if each.forked_from in found} - found:
         found |= new
     return sorted(found)
@@ -343,32 +364,23 @@ def _queued_runs(
     store: StoreBackend, where: StepFilter, doomed: Doomed, namespace: str
 ) -> Callable[[QueuedRun], bool]:
     """Return what tells the durable runs that a filter means, and jobs about whom it erases."""
-    queues = queues_of_runs(namespace)
+    queues, alone = (
+        queues_of_runs(namespace),
+        where.users if where.conditions == {"user_id"} else [],
+    )
 
     def gone(run: QueuedRun) -> bool:
         if run.queue == queue_of_jobs(namespace):
-            named = _texts_of(json.loads(run.text)["arguments"])
-            own = where.conditions == {"user_id"} and where.user_id in named
-            return own or not named.isdisjoint(doomed.sessions)
+            named = texts_of(json.loads(run.text)["arguments"])
+            return not named.isdisjoint([*alone, *doomed.sessions])
         if run.queue not in queues:
             return False
         if where.conditions == {"run_id"}:
-            return where.run_id == run.id or where.run_id in _runs_of(store, run.id)
+            return not {run.id, *_runs_of(store, run.id)}.isdisjoint(where.runs)
         order: dict[str, Any] = json.loads(run.text)
-        own = where.conditions == {"user_id"} and order["user_id"] == where.user_id
-        return own or order["session_id"] in doomed.sessions
+        return order["user_id"] in alone or order["session_id"] in doomed.sessions
 
     return gone
-
-
-def _texts_of(value: Any) -> set[str]:
-    """Return the texts that are values in JSON, at any depth."""
-    if isinstance(value, str):
-        return {value}
-    if isinstance(value, dict):
-        value = [*cast("dict[str, Any]", value).values()]
-    items = cast("list[Any]", value) if isinstance(value, list) else []
-    return set[str]().union(*map(_texts_of, items))
 
 
 def _runs_of(store: StoreBackend, message_id: str) -> set[str]:
@@ -386,13 +398,3 @@ def _runs_of(store: StoreBackend, message_id: str) -> set[str]:
             if line and line[0].id == message_id and line[0].is_user_step():
                 return {message.run_id for message in _turns(line)[0] if message.run_id}
     return set()
-
-
-def _plans_of(steps: Iterable[AgentStep]) -> dict[str, str | None]:
-    """Return by the key of each plan's run that steps name the state folder of its workspace."""
-    plans: dict[str, str | None] = {}
-    for step in steps:
-        notes = step.metadata or {}
-        if isinstance(key := notes.get("plan_run"), str):
-            plans[key] = plans.get(key) or str(notes.get("workspace") or "") or None
-    return plans

@@ -171,8 +171,8 @@ class Search:
         if unit := older.showing(step_id):
             return of_unit(unit, why)._replace(answer=answer)
         # Where only nobody's steps may be told, one that names a user is the session's own.
-        user_id = found.step.user_id if self.of_nobody else self.where.user_id
-        return Candidate(step_id, partial(_recalled_hit, found, why, user_id), answer)
+        users = [found.step.user_id] if self.of_nobody else self.where.users or [None]
+        return Candidate(step_id, partial(_recalled_hit, found, why, users), answer)
 
     def _ranked(self, memory: StepMemory, query: str, k: int) -> list[RankedRow]:
         asked, aim = self._asked(query)
@@ -307,9 +307,9 @@ def _recalled_unit(unit: Unit, step_id: str, why: Callable[[], str]) -> Recalled
     return Recalled(step_id, first.run_id, first.created_at, unit, why, line, span)
 
 
-def _recalled_hit(found: Found, why: Callable[[], str], user_id: str | None) -> Recalled:
+def _recalled_hit(found: Found, why: Callable[[], str], users: Sequence[str | None]) -> Recalled:
     step, place = found.step, found.place
-    origin = None if step.user_id == user_id else "another user"
+    origin = None if step.user_id in users else "another user"
     if (source := source_of(step.metadata)) is not None:
         origin = f"imported: {source}"
     line, span = ("run", step.run_id), (step.hop, step.hop)

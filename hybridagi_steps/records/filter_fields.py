@@ -43,7 +43,9 @@ FILTER_FIELDS = (
     FilterField(
         "session_id", "--session", "text", "Steps of this session's lineage.", metavar="ID"
     ),
-    FilterField("run_id", "--run", "text", "Steps of this run.", "run_id", metavar="ID"),
+    FilterField(
+        "run_id", "--run", "texts", "Steps of this run, or of one of these.", "run_id", metavar="ID"
+    ),
     FilterField(
         "program",
         "--program",
@@ -103,7 +105,14 @@ FILTER_FIELDS = (
     FilterField(
         "exclude_run_id", "--not-run", "texts", "Not the steps of these runs.", metavar="ID"
     ),
-    FilterField("user_id", "--user", "text", "Steps of this user.", "user_id", metavar="ID"),
+    FilterField(
+        "user_id",
+        "--user",
+        "texts",
+        "Steps of this user, or of one of these.",
+        "user_id",
+        metavar="ID",
+    ),
     FilterField(
         "metadata",
         "--metadata",

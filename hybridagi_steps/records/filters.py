@@ -77,6 +77,18 @@ def _id_text(value: object) -> Any:
     return id_text(value) if isinstance(value, UUID) else value
 
 
+def _names(value: object) -> Any:
+    """Return one name as it is, of several each once; no name at all would match nothing."""
+    if not isinstance(value, list | tuple | set | frozenset):
+        return _id_text(value)
+    names: list[Any] = [*map(_id_text, value)]  # pyright: ignore[reportUnknownArgumentType]
+    if not names:
+        raise PydanticCustomError("empty", "the list is empty; leave the key out to let all pass")
+    if all(isinstance(name, str) for name in names):
+        names = list(dict.fromkeys(names))
+    return names[0] if len(names) == 1 else names
+
+
 def _described(schema: dict[str, Any]) -> None:
     # One that refers to itself stands among the definitions.
     properties = schema.get("properties") or schema["$defs"]["StepFilter"]["properties"]
@@ -90,6 +102,7 @@ def _filters(value: object) -> Any:
 
 
 _Id = Annotated[str | None, BeforeValidator(_id_text)]
+_Names = Annotated[str | list[str] | None, BeforeValidator(_names)]
 _Texts = Annotated[list[str] | None, BeforeValidator(_one_or_more)]
 _Types = Annotated[list[AgentStepType] | None, BeforeValidator(_one_or_more)]
 _Statuses = Annotated[list[StepStatus] | None, BeforeValidator(_one_or_more)]
@@ -111,7 +124,7 @@ class StepFilter(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_described)
 
     session_id: _Id = None
-    run_id: _Id = None
+    run_id: _Names = None
     program: str | None = None
     program_id: _Id = None
     step_types: _Types = None
@@ -122,7 +135,7 @@ class StepFilter(BaseModel):
     until: UtcTime | None = None
     scope: str | None = None
     exclude_run_id: _Texts = None
-    user_id: str | None = None
+    user_id: _Names = None
     metadata: _Metadata = None
     sources: _Texts = None
     predictors: _Texts = None
@@ -159,6 +172,23 @@ class StepFilter(BaseModel):
         if odd := [key for key in conditions if not isinstance(key, str)]:  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
             raise InvalidFilterError(f"filter keys are text, not {odd[0]!r}.", key=str(odd[0]))
         return cls(**conditions)
+
+    @property
+    def users(self) -> list[str]:
+        """The users it names, of whom a step has to be one; none where it names nobody."""
+        return _listed(self.user_id)
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs it names, of which a step has to be of one; none where it names none."""
+        return _listed(self.run_id)
+
+    @property
+    def only_users(self) -> frozenset[str | None] | None:
+        """Of whom what passes is, None among them for what is nobody's; None: of anybody."""
+        if self.user_id is None:
+            return frozenset([None]) if self.trust == "own" else None
+        return frozenset(self.users)
 
     @property
     def says_whose(self) -> bool:
@@ -251,11 +281,15 @@ def _both(key: str, one: Any, two: Any) -> Any:
     if key == "metadata":
         clash = any(name in two and not _same(value, two[name]) for name, value in one.items())
         return None if clash else {**one, **two}
-    if isinstance(one, list):
-        return [value for value in one if value in two] or None  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(one, list) or isinstance(two, list):
+        return [value for value in _listed(one) if value in _listed(two)] or None
     if key == "scope" and EVERY_SCOPE in (one, two):
         return two if one == EVERY_SCOPE else one
     return one if one == two else None
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
 
 
 def _same(one: object, two: object) -> bool:

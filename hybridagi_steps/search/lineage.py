@@ -7,6 +7,7 @@ once. A walk goes on behind steps that may not be shown, and leaves them out.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from hybridagi_steps.messages.message_steps import around
@@ -51,12 +52,13 @@ def _anything(_: AgentStep) -> bool:
 
 def _of_whom(where: StepFilter) -> Shown:
     """Return whether a step is of a user whose steps a filter lets through."""
-    own = where.user_id is not None or where.trust == "own"
-    others = {each.user_id for each in where.exclude or () if each.conditions == {"user_id"}}
+    own = where.only_users
+    excluded = (each.users for each in where.exclude or () if each.conditions == {"user_id"})
+    others = {*chain.from_iterable(excluded)}
     others |= {SEVERAL_USERS} if others else set()
 
     def shown(found: AgentStep) -> bool:
-        return found.user_id == where.user_id if own else found.user_id not in others
+        return found.user_id not in others if own is None else found.user_id in own
 
     return shown
 

@@ -496,6 +496,7 @@ class Searcher:
         self, rows: list[RankedRow], expand: Expand | None, where: StepFilter, hidden: Hidden | None
     ) -> list[StepHit]:
         around = self._around(expand, where, hidden)
+        user_id = where.user_id if isinstance(where.user_id, str) else None
         return [
             unvalidated(
                 StepHit,
@@ -513,7 +514,7 @@ class Searcher:
                     "sequence": None if place is None else place.sequence,
                 },
             )
-            for hit, step, place in self.read(rows, where.session_id, where.user_id)
+            for hit, step, place in self.read(rows, where.session_id, user_id)
         ]
 
     def _around(

@@ -21,7 +21,6 @@ from hybridagi_steps.server.schemas import unambiguous_json
 from hybridagi_steps.server.services import caller_of, services_of
 from hybridagi_steps.server.slots import Handler, WorkRoute
 from hybridagi_steps.server.tokens import Caller
-from hybridagi_steps.server.views import filled
 
 Text = Annotated[str, Field(max_length=512)]
 
@@ -69,7 +68,6 @@ class Conditions(_Fields):
     def where(self, caller: Caller) -> StepFilter:
         """Return the conditions, on what somebody may know."""
         conditions = self.model_dump(include={*_PARAMETERS}, exclude_none=True)
-        conditions |= filled(user_id=caller.acts_as(conditions.get("user_id")))
         for field in FILTER_FIELDS:
             if field.name not in conditions:
                 continue
@@ -79,7 +77,7 @@ class Conditions(_Fields):
                 conditions[field.name] = [
                     _object(field.name, text) for text in conditions[field.name]
                 ]
-        return StepFilter.of(conditions)
+        return caller.may_know(StepFilter.of(conditions))
 
 
 class ConditionsRoute(WorkRoute):

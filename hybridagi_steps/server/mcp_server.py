@@ -34,7 +34,7 @@ from hybridagi_steps.messages.recalled_text import recalled_text
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text
 from hybridagi_steps.records.excerpts import words
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS
-from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.json_values import transformed
 from hybridagi_steps.records.provenance import from_outside
 from hybridagi_steps.records.store_values import RunSummary
@@ -298,7 +298,7 @@ class _Calls:
         """Return a filter of what this user may know."""
         if self._user_id is None:
             return where
-        if (where or {}).get("user_id") not in (None, self._user_id):
+        if StepFilter.of(where).user_id not in (None, self._user_id):
             raise ToolError("this server is another user's; leave out `user_id`.")
         return {**(where or {}), "user_id": self._user_id}
 

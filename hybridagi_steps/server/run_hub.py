@@ -392,12 +392,11 @@ class RunHub:
 
 def _is_meant(run: LiveRun, meant: StepFilter) -> bool:
     """Whether a run is of a filter's session, run and user, as far as it names them."""
-    asked = (
-        (meant.session_id, run.session_id),
-        (meant.run_id, run.run_id),
-        (meant.user_id, run.user_id),
+    return (
+        meant.session_id in (None, run.session_id)
+        and (meant.run_id is None or run.run_id in meant.runs)
+        and (meant.user_id is None or run.user_id in meant.users)
     )
-    return all(wanted in (None, value) for wanted, value in asked)
 
 
 def _broken(run: LiveRun, error: Exception) -> StepEvent:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hybridagi_steps.errors import InvalidSettingError, NotAllowedError
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import SEVERAL_USERS
 
 log = logging.getLogger("hybridagi_steps.server")
@@ -66,6 +67,14 @@ class Caller(NamedTuple):
         if user_id not in (None, self.only_user):
             raise NotAllowedError("this token is another user's; leave out `user_id`.")
         return self.only_user
+
+    def may_know(self, where: StepFilter) -> StepFilter:
+        """Return a filter on what the caller may know."""
+        if self.only_user is None:
+            return where
+        for user_id in where.users:
+            self.acts_as(user_id)
+        return where.model_copy(update={"user_id": self.only_user})
 
 
 class Tokens:

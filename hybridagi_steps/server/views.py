@@ -101,9 +101,8 @@ def _said(memory: StepMemory, message_id: str) -> Named | None:
 
 
 def _may_know(step: AgentStep, where: StepFilter) -> bool:
-    if where.user_id is None and where.trust != "own":
-        return True
-    return step.user_id == where.user_id != SEVERAL_USERS
+    users = where.only_users
+    return users is None or (step.user_id in users and step.user_id != SEVERAL_USERS)
 
 
 def run_data(memory: StepMemory, run_id: str) -> dict[str, Any] | None:

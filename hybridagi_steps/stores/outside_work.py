@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, cast
 
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.outside_files import QueuedRun, StateFolder, Whose, erase_from_queue, plan_runs
 from hybridagi_steps.protocols import StoreBackend
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.stores.address import is_server, shown_address
 
 _USER = re.compile(r"^[^@/?]*@|(?<=[?&])user=[^&]*&?")
@@ -23,17 +25,20 @@ _USER = re.compile(r"^[^@/?]*@|(?<=[?&])user=[^&]*&?")
 
 def erase_outside(
     store: StoreBackend,
-    plans: dict[str, str | None],
+    steps: Iterable[AgentStep],
     gone: Callable[[QueuedRun], bool],
     address: str,
     whose: Whose,
 ) -> list[str]:
     """Erase from the queues that a memory knows of, the one beside its file, and workspace states.
 
+    `steps` name the plans whose runs and states go.
+
     A queue on another server than the memory's is reached where its address needs no password. Of
     `whose` servers of the memory forget how often he asked, too. Those that could not be reached
     are returned.
     """
+    plans = _plans_of(steps)
     planned = plan_runs(plans, whose.namespace)
     queues = {place: place for place in store.places()}
     if address.startswith("postgres"):
@@ -74,3 +79,23 @@ def _erase_from_server(whose: Whose, address: str, gone: Callable[[QueuedRun], b
 
 def _erase_from_file(path: str, gone: Callable[[QueuedRun], bool]) -> None:
     erase_from_queue(Path(path), gone)
+
+
+def texts_of(value: Any) -> set[str]:
+    """Return the texts that are values in JSON, at any depth."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, dict):
+        value = [*cast("dict[str, Any]", value).values()]
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return set[str]().union(*map(texts_of, items))
+
+
+def _plans_of(steps: Iterable[AgentStep]) -> dict[str, str | None]:
+    """Return by the key of each plan's run that steps name the state folder of its workspace."""
+    plans: dict[str, str | None] = {}
+    for step in steps:
+        notes = step.metadata or {}
+        if isinstance(key := notes.get("plan_run"), str):
+            plans[key] = plans.get(key) or str(notes.get("workspace") or "") or None
+    return plans

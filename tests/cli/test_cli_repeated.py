@@ -60,3 +60,12 @@ def test_nothing_is_erased_by_half_of_what_was_asked(conditions: list[str], tmp_
     assert main(["purge", *conditions, "--yes", "--db", db]) == 2
     with StepMemory(db) as memory:
         assert len([*memory.iter_steps()]) == 2
+
+
+def test_several_users_are_all_erased(tmp_path: Path) -> None:
+    db = str(tmp_path / "steps.db")
+    with StepMemory(db, embedder="hashing") as memory:
+        memory.add([AgentStep(step_type=AgentStepType.Action, user_id=user) for user in "abc"])
+    assert main(["purge", "--user", "a", "--user", "b", "--yes", "--db", db]) == 0
+    with StepMemory(db) as memory:
+        assert [step.user_id for step in memory.iter_steps()] == ["c"]

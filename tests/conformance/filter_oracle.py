@@ -45,8 +45,8 @@ STEPS = st.fixed_dictionaries(
 FILTERS = st.fixed_dictionaries(
     {},
     optional={
-        "user_id": FEW,
-        "run_id": FEW,
+        "user_id": FEW | st.lists(FEW, min_size=1, max_size=3),
+        "run_id": FEW | st.lists(FEW, min_size=1, max_size=3),
         "session_id": FEW,
         "program": FEW,
         "program_id": st.sampled_from(IDS),
@@ -101,9 +101,9 @@ def matching(
 
 def _passes(step: AgentStep, where: StepFilter) -> bool:
     return (
-        (where.run_id is None or step.run_id == where.run_id)
+        (where.run_id is None or step.run_id in where.runs)
         and (where.session_id is None or step.session_id == where.session_id)
-        and (where.user_id is None or step.user_id == where.user_id)
+        and (where.user_id is None or step.user_id in where.users)
         and (where.step_types is None or step.step_type in where.step_types)
         and (where.status is None or step.status in where.status)
         and (where.exclude_run_id is None or step.run_id not in where.exclude_run_id)
@@ -159,5 +159,5 @@ def _from_source(step: AgentStep, where: StepFilter) -> bool:
     return (
         (where.sources is None or source in where.sources)
         and (where.trust in (None, "imported") or source is None)
-        and (where.trust != "own" or step.user_id == where.user_id)
+        and (where.trust != "own" or step.user_id in (where.users or [None]))
     )

@@ -183,6 +183,25 @@ def test_of_a_shared_session_each_user_takes_their_turns(
     check_gone(memory, tmp_path, BOB)
 
 
+def test_several_users_go_as_each_does(
+    memory: StepMemory, repo: SessionRepository, tmp_path: Path
+) -> None:
+    for user, text in [("ann", ANN), ("bob", BOB)]:
+        memory.add(step(user))
+        run(repo.append("s", [ask(text)]))
+        run(repo.commit(f"of {user}", [ask(text)], [step(user, f"of {user}", text)]))
+    run(repo.commit("of cid", [ask("mine")], [step("cid", "of cid", "mine")]))
+    revoked = memory.revoke({"user_id": ["bob", "dan"]})
+    memory.reinstate(str(revoked.id))
+    erased = memory.purge({"user_id": ["ann", "bob", "nobody"]})
+    assert (erased.messages_left, erased.sessions_left) == (0, ())
+    assert [found.session_id for found in run(repo.sessions())] == ["of cid"]
+    assert [str(found.user_id) for found in memory.iter_steps()] == ["cid"]
+    assert memory.revocations() == []
+    check_gone(memory, tmp_path, ANN)
+    check_gone(memory, tmp_path, BOB)
+
+
 def test_a_fork_of_a_fork_whose_origins_are_gone(
     memory: StepMemory, repo: SessionRepository, tmp_path: Path
 ) -> None:

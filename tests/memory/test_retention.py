@@ -242,6 +242,8 @@ def test_a_user_loses_nothing_by_another(memory: hs.StepMemory) -> None:
     memory.retain(90, {"user_id": "ann"})
     assert ids(memory) == {"ann-b", "bob-b", "bob-alone", "shared-step"}
     assert sessions(memory) == {"shared"}
+    memory.retain(90, {"user_id": ["ann", "bob"]})
+    assert (ids(memory), sessions(memory)) == (set(), set())
 
 
 def test_a_session_named_by_a_filter_goes_without_what_it_was_forked_from(

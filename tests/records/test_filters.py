@@ -36,6 +36,17 @@ def test_one_value_stands_for_a_list_of_one() -> None:
     assert sorted(StepFilter.of({"tools": {"a", "b"}}).tools or []) == ["a", "b"]
 
 
+def test_several_users_and_runs_are_any_of_them() -> None:
+    id_ = uuid4()
+    where = StepFilter.of({"user_id": ["ann", "bob", "ann"], "run_id": (id_, "r")})
+    assert (where.user_id, where.users) == (["ann", "bob"], ["ann", "bob"])
+    assert where.run_id == where.runs == [str(id_), "r"]
+    assert StepFilter.of({"user_id": ["ann"], "run_id": {"r"}}) == StepFilter.of(
+        {"user_id": "ann", "run_id": "r"}
+    )
+    assert StepFilter().users == StepFilter().runs == []
+
+
 def test_every_field_is_declared_and_described() -> None:
     declared = [field.name for field in FILTER_FIELDS]
     assert declared == list(StepFilter.model_fields)
@@ -84,7 +95,10 @@ def test_an_unknown_key_names_itself_and_the_known_ones() -> None:
         ("min_score", float("nan")),
         ("since", "yesterday"),
         ("metadata", {"nested": {"a": 1}}),
-        ("run_id", ["a", "b"]),
+        ("run_id", []),
+        ("user_id", []),
+        ("user_id", ["ann", None]),
+        ("session_id", ["a", "b"]),
     ],
 )
 def test_a_value_of_the_wrong_kind_names_its_key(key: str, value: Any) -> None:
@@ -120,6 +134,8 @@ def both(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any] | None:
         ({"user_id": "ana"}, {"user_id": None}, {"user_id": "ana"}),
         ({"user_id": None}, {}, {"user_id": None}),
         ({"tools": ["a", "b"]}, {"tools": ["b", "c"]}, {"tools": ["b"]}),
+        ({"user_id": ["ana", "bob"]}, {"user_id": ["bob", "cy"]}, {"user_id": "bob"}),
+        ({"run_id": ["a", "b"]}, {"run_id": "b"}, {"run_id": "b"}),
         ({"exclude_run_id": "a"}, {"exclude_run_id": "b"}, {"exclude_run_id": ["a", "b"]}),
         ({"min_score": 0.9}, {"min_score": 0.1}, {"min_score": 0.9}),
         ({"scope": "*"}, {"scope": "trial"}, {"scope": "trial"}),
@@ -138,6 +154,7 @@ def test_two_filters_that_both_hold(
     ("key", "one", "two"),
     [
         ("user_id", "ana", "bob"),
+        ("user_id", ["ana", "bob"], "cy"),
         ("session_id", "a", "b"),
         ("scope", "a", "b"),
         ("tools", ["a"], ["b"]),

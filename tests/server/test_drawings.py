@@ -213,9 +213,15 @@ def test_the_map_places_the_newest_steps_and_no_other_users(memory: Any) -> None
         found = served.client.get("/map", params={"limit": 7}).json()
         own = served.client.get("/map", headers={"Authorization": f"Bearer {ANN}"}).json()
         narrow = served.client.get("/map", params={"user_id": "bob", "tools": "look"}).json()
+        both = served.client.get("/map", params={"user_id": ["ann", "bob", "cy"]}).json()
+        runs = served.client.get("/runs", params={"run_id": ["run-ann", "run-bob"]}).json()["runs"]
+        users = served.client.get("/runs", params={"user_id": ["bob", "cy"]}).json()["runs"]
         none = served.client.get("/map", params={"tools": "nothing"}).json()
         problem(served.client.get("/map", params={"limit": 2001}), 422)
     assert len(found["points"]) == 7
+    assert len(both["points"]) == 12
+    assert [run["run_id"] for run in runs] == ["run-bob", "run-ann"]
+    assert [run["run_id"] for run in users] == ["run-bob"]
     assert found["more"] is True
     assert found["without"] == 0
     assert all(0 <= point[axis] <= 1 for point in found["points"] for axis in "xy")

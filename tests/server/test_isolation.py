@@ -23,7 +23,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("mcp", reason="the MCP server needs the extra `mcp`")
 
-from server_cases import Served, Told, echo, events_of, serving
+from server_cases import Served, Told, echo, events_of, problem, serving
 
 import hybridagi_steps as hs
 from hybridagi_steps import AgentSession, AgentStep, AgentStepType, StepMemory, StepRunner, errors
@@ -74,6 +74,7 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("GET", "/sessions/{session_id}/context"): [Asked("/sessions/{session}/context?recall=all")],
     ("POST", "/purge"): [
         Asked("/purge", {"where": {"user_id": "ann"}}),
+        Asked("/purge", {"where": {"user_id": ["bob", "ann"]}}),
         Asked("/purge", {"where": {"session_id": "{session}"}}, refused=False),
         Asked("/purge", {"where": {"run_id": "{run}"}}, refused=False),
     ],
@@ -202,6 +203,14 @@ def test_the_owner_is_served(world: World) -> None:
     assert [each["run_id"] for each in world.ask("ann", "GET", "/runs").json()["runs"]] == [
         world.run_id
     ]
+
+
+def test_who_asks_for_others_too_is_refused_as_who_asks_for_them(world: World) -> None:
+    for path in (f"/search?q={SECRET}", "/runs?limit=1", "/map?limit=1"):
+        own = world.ask("bob", "GET", f"{path}&user_id=bob&user_id=bob")
+        assert (own.status_code, SECRET in own.text) == (200, False)
+        refused = problem(world.ask("bob", "GET", f"{path}&user_id=bob&user_id=ann"), 403)
+        assert refused == problem(world.ask("bob", "GET", f"{path}&user_id=ann"), 403)
 
 
 def test_another_users_session_does_not_go_on(world: World) -> None:
@@ -376,6 +385,7 @@ def test_no_tool_of_mcp_tells_another_users_steps(world: World) -> None:
                 await told("search_steps", query=SECRET),
                 await told("search_steps", like=world.step_id),
                 await told("search_steps", query=SECRET, where={"user_id": "ann"}),
+                await told("search_steps", query=SECRET, where={"user_id": ["bob", "ann"]}),
             ],
             "get_run": [await told("get_run", run_id=world.run_id)],
             "get_step": [await told("get_step", step_id=world.step_id)],

@@ -198,6 +198,12 @@ def test_a_search_is_in_the_address(page: Any, served: Served) -> None:
     until(lambda: "/runs/right?step=right-2" in page.url)
     page.go_back()
     until(lambda: hits.count() == 1)
+    page.evaluate("location.hash = '#/search?q=look+seen&tools=look_2&tools=look_1&user_id=bob'")
+    until(lambda: hits.count() > 1)
+    assert page.get_by_label("Tool").input_value() == "look_2, look_1"
+    page.get_by_label("Tool").fill("look_1, none")
+    page.get_by_label("Tool").blur()
+    until(lambda: "tools=look_1&tools=none" in page.url)
 
 
 @pytest.mark.parametrize("width", [320, 390])

@@ -112,6 +112,24 @@ def test_what_several_users_may_have_said_is_excluded_with_each(memory: hs.StepM
         assert {hit.session_id for hit in memory.search("door code", where=where)} == sessions
         rows = index_of(memory).message_rows(hs.StepFilter.of(where)).tolist()
         assert len(rows) == 2 * len(sessions)
+    where = {"kinds": "message", "exclude": {"user_id": ["cy", "bob"]}}
+    assert {hit.session_id for hit in memory.search("door code", where=where)} == {"hall"}
+    assert len(index_of(memory).message_rows(hs.StepFilter.of(where))) == 2
+
+
+def test_several_users_find_what_each_finds(memory: hs.StepMemory) -> None:
+    kind = hs.AgentStepType.Action
+    for user in ("ann", "bob", "cid"):
+        append(memory, user, said(f"the door code of {user}"), said("noted", None, "assistant"))
+        memory.add(hs.AgentStep(step_type=kind, user_id=user, session_id=user))
+    append(memory, "room", said("the door code of all"), said("noted", None, "assistant"))
+    for user in ("ann", "bob"):
+        memory.add(hs.AgentStep(step_type=kind, user_id=user, session_id="room"))
+    where = {"user_id": ["ann", "bob"], "kinds": "message"}
+    assert {hit.session_id for hit in memory.search("door code", 9, where=where)} == {"ann", "bob"}
+    assert len(index_of(memory).message_rows(hs.StepFilter.of(where))) == 4
+    [found] = memory.search("code of ann", 1, where={"user_id": ["ann", "bob"]}, expand="following")
+    assert {step.user_id for step in found.context} <= {"ann", "bob"}
 
 
 def test_a_retried_answer_does_not_tell_the_question_of_another(memory: hs.StepMemory) -> None:

@@ -116,8 +116,9 @@ class FilterColumns(HeldColumns):
 
     def of_runs(self, run_ids: Sequence[str]) -> list[Rows]:
         """Return the rows of some runs, of every scope."""
-        wheres = (StepFilter(run_id=run_id, scope=EVERY_SCOPE) for run_id in run_ids)
-        return [self._rows_of(where) for where in wheres]
+        if not run_ids:
+            return []
+        return [self._rows_of(StepFilter(run_id=run_ids, scope=EVERY_SCOPE))]
 
     # -- what the store says ----------------------------------------------------------------------
 

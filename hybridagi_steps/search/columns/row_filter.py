@@ -257,11 +257,11 @@ class RowFilter:
 
     def _excluded(self, where: StepFilter) -> list[Rows]:
         """Return what a filter leaves out: its rows, and what its user may have said."""
-        found, user = [self.rows(where)], where.user_id
-        if user is not None and self._messages is not None and where.finds("message"):
+        found = [self.rows(where)]
+        if where.users and self._messages is not None and where.finds("message"):
             whoever = {"user_id": None, "trust": "team" if where.trust == "own" else where.trust}
             anybodys = self._messages.rows(where.model_copy(update=whoever))
-            found.append(self._messages.perhaps_of(user, anybodys))
+            found += [self._messages.perhaps_of(user, anybodys) for user in where.users]
         return found
 
     def reads_all(self, where: StepFilter) -> bool:

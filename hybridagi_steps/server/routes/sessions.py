@@ -227,8 +227,7 @@ async def purge_session(shared: Shared, caller: Who, session_id: SessionId) -> R
 async def purge(shared: Shared, caller: Who, asked: shapes.PurgeAsked) -> Response:
     """Erase what a filter means, for good, as `StepMemory.purge` does; needs the scope `delete`."""
     where = purge_filter(asked.where)  # refused, if it is, before any run is ended
-    own = filled(user_id=caller.acts_as(where.user_id))
-    where = StepFilter.of(where.model_dump(exclude_unset=True) | own)
+    where = caller.may_know(where)
     session_id = where.session_id
     if session_id is not None and await in_thread(partial(shared.is_allowed, caller, session_id)):
         _check_idle(shared, caller, session_id)

@@ -1,6 +1,8 @@
 // Calls of the step server: one function per route, errors as the server words them.
 // The token comes once in the address (#token=…) and stays in this tab only.
 
+import { queryText } from "./navigation.js";
+
 const TOKEN_KEY = "hybridagi-steps-token";
 const TRIES = 3;
 export const BUSY = 429;
@@ -75,8 +77,7 @@ const json = (method, body) => ({
 });
 
 export function query(values) {
-  const kept = Object.entries(values).filter(([, value]) => value !== "" && value != null);
-  const text = new URLSearchParams(kept).toString();
+  const text = queryText(values);
   return text ? `?${text}` : "";
 }
 

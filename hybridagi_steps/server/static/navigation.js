@@ -12,12 +12,19 @@ const decoded = (part) => {
 
 export function address() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { parts: path.split("/").map(decoded), query: Object.fromEntries(new URLSearchParams(query)) };
+  const asked = new URLSearchParams(query);
+  const values = [...new Set(asked.keys())].map((name) => [name, asked.getAll(name)]);
+  return { parts: path.split("/").map(decoded), query: Object.fromEntries(values.map(([name, all]) => [name, all.length > 1 ? all : all[0]])) };
+}
+
+// A query's text: a list is its members one by one, what is empty is left out.
+export function queryText(values) {
+  const pairs = Object.entries(values).flatMap(([name, value]) => [value].flat().map((one) => [name, one]));
+  return new URLSearchParams(pairs.filter(([, value]) => value !== "" && value != null)).toString();
 }
 
 export function link(names, query = {}) {
-  const kept = Object.entries(query).filter(([, value]) => value !== "" && value != null);
-  const asked = new URLSearchParams(kept).toString();
+  const asked = queryText(query);
   return `#/${names.map(encodeURIComponent).join("/")}${asked ? `?${asked}` : ""}`;
 }
 

@@ -87,17 +87,18 @@ export const Choice = ({ name, label, value = "", options, onChange }) => html`<
 
 const STATUSES = [["", "any"], ["ok", "ok"], ["error", "error"], ["partial", "partial"], ["cancelled", "cancelled"]];
 const NAMES = [["tools", "Tool"], ["program", "Program"], ["user_id", "User"], ["session_id", "Session"]];
+const SEVERAL = new Set(["tools", "user_id"]); // with commas and blanks between them
 
 // Conditions on steps, as searches and the list of runs take them; they live in the address.
 export function Filters({ values, onChange, children }) {
   const { seesAll } = useCaller();
-  const change = (event) => onChange({ [event.target.name]: event.target.value });
+  const change = ({ target: { name, value } }) => onChange({ [name]: SEVERAL.has(name) ? value.split(/,\s+/) : value });
   const names = NAMES.filter(([name]) => name !== "user_id" || seesAll); // of one user there is nothing to choose
   return html`<fieldset class="filters"><legend class="hidden">Filters</legend>
     ${children}
     <${Choice} name="status" label="Status" value=${values.status} options=${STATUSES} onChange=${change} />
     ${names.map(([name, label]) => html`<label>${label}
-      <input name=${name} value=${values[name] || ""} onChange=${change} placeholder="any" /></label>`)}
+      <input name=${name} value=${[values[name] ?? []].flat().join(", ")} onChange=${change} placeholder="any" /></label>`)}
     <label>Score from <input name="min_score" type="number" step="any" value=${values.min_score || ""} onChange=${change} /></label>
     <label>Since <input name="since" type="date" value=${values.since || ""} onChange=${change} /></label>
     <label>Until <input name="until" type="date" value=${values.until || ""} onChange=${change} /></label>

@@ -60,8 +60,8 @@ _CHANNEL = "hybridagi_steps_work"
 _NOTIFY = f"SELECT pg_notify('{_CHANNEL}', %(news)s)"
 _ELSEWHERE = f"""SELECT * FROM ({_RUNS} AND r.holder <> %(holder)s) runs WHERE in_flight
     AND (%(session_id)s::text IS NULL OR session_id = %(session_id)s)
-    AND (%(wanted)s::text IS NULL OR run_id = %(wanted)s)
-    AND (%(user_id)s::text IS NULL OR user_id = %(user_id)s)"""  # noqa: S608
+    AND (%(wanted)s::text[] IS NULL OR run_id = ANY(%(wanted)s::text[]))
+    AND (%(users)s::text[] IS NULL OR user_id = ANY(%(users)s::text[]))"""  # noqa: S608
 _ASK = f"""INSERT INTO {WORK_SCHEMA}.run_request (id, namespace, run_id, asked)
     VALUES (%(id)s, %(namespace)s, %(run_id)s, %(asked)s) ON CONFLICT DO NOTHING"""  # noqa: S608
 _OPEN = f"""SELECT id, run_id, asked FROM {WORK_SCHEMA}.run_request
@@ -211,8 +211,9 @@ class LiveRuns:
 
     def elsewhere(self, meant: StepFilter) -> list[str]:
         """Return the runs in flight on other servers of a filter's session, run and user."""
-        asked = {"session_id": meant.session_id, "user_id": meant.user_id, "wanted": meant.run_id}
-        return [found[0] for found in self._ask(_ELSEWHERE, **asked)]
+        users, wanted = meant.users or None, meant.runs or None
+        found = self._ask(_ELSEWHERE, session_id=meant.session_id, users=users, wanted=wanted)
+        return [run_id for run_id, *_ in found]
 
     def processes(self) -> list[tuple[Any, ...]]:
         """Return name, host, process and seconds since a sign of life of servers and workers."""

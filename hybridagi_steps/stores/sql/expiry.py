@@ -181,7 +181,7 @@ class RetentionTables(BranchTables, RevocationTables):
         for branch, row, body in connection.execute(_MESSAGES, (many(homes),)):
             messages[homes[branch]].append((row, keys_of(body)))
             written.add(branch)
-        before, users = _time(expiry), {None, expiry.where.user_id}
+        before, users = _time(expiry), expiry.where.only_users
         old: dict[str, _Rows] = {}
         for name in owners:
             said = messages[name]
@@ -190,7 +190,7 @@ class RetentionTables(BranchTables, RevocationTables):
             begun = (at for _, why, at in empty if why != "start" or not said)
             times = [*begun, *(str(keys["created_at"] or "") for _, keys in said)]
             whose = {owners[name], *(keys["author"] for _, keys in said)}
-            whole = expiry.where.user_id is None or whose <= users
+            whole = users is None or whose <= {None, *users}
             free = (
                 name not in expiry.busy_sessions
                 and expiry.busy_runs.isdisjoint(keys["run_id"] for _, keys in said)
@@ -230,7 +230,7 @@ class RetentionTables(BranchTables, RevocationTables):
     ) -> set[int]:
         """Return the rows that keep their unit."""
         members = [member for unit in units for member in unit]
-        where, before = expiry.where, _time(expiry)
+        where, before, users = expiry.where, _time(expiry), expiry.where.only_users
         runs = sorted({member.run_id for member in members if member.run_id is not None})
         newer = {*self._column(connection, _NEWER_RUNS, self._namespace, many(runs), before)}
         spared = {
@@ -239,7 +239,7 @@ class RetentionTables(BranchTables, RevocationTables):
             if member.created_at >= before
             or member.run_id in newer
             or member.run_id in expiry.busy_runs
-            or (where.user_id is not None and member.user_id not in (None, where.user_id))
+            or (users is not None and member.user_id not in {None, *users})
         }
         free = [member.row for member in members if member.scope not in _STANDING]
         for each in (_PINNED_STEPS, *where.excluded()):

@@ -316,8 +316,8 @@ def _asking(asked_by: str | None) -> set[str]:
 
 def _excluded_as(whose: Owner, where: StepFilter) -> Owner:
     """Return whose a message is to a filter of what is left out."""
-    several = isinstance(whose, Set) and where.user_id in whose
-    return where.user_id if several else whose
+    several = whose if isinstance(whose, Set) else ()
+    return next((user for user in where.users if user in several), whose)
 
 
 def sessions_of(connection: Connection, branches: Collection[object]) -> Mapping[int, set[str]]:
@@ -344,7 +344,7 @@ def _gathered(pairs: Iterable[Any]) -> defaultdict[Any, set[str]]:
 
 
 def _names_user(where: StepFilter) -> bool:
-    return where.user_id is not None or where.trust == "own"
+    return where.only_users is not None
 
 
 def _matches(

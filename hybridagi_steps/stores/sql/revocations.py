@@ -268,5 +268,6 @@ def recalled_ids(text: str | None) -> list[str]:
 
 def _names_owner(where: Mapping[str, object], gone: StepFilter) -> bool:
     """Tell whether a kept filter names the user or the session that is being purged."""
-    purged = {"user_id": gone.user_id, "session_id": gone.session_id}
-    return any(name is not None and where.get(key) == name for key, name in purged.items())
+    users = where.get("user_id")
+    named = any(user in users if isinstance(users, list) else user == users for user in gone.users)
+    return named or (gone.session_id is not None and where.get("session_id") == gone.session_id)

@@ -130,7 +130,7 @@ class StepReading(Tables):
         """Return one page of the steps that match."""
         self._catch_up()
         down = " DESC" if newest_first else ""
-        order = f"k.row{down}" if where.run_id is None else f"k.hop{down}, k.row{down}"
+        order = f"k.hop{down}, k.row{down}" if len(where.runs) == 1 else f"k.row{down}"
         with self._db.reading() as connection:
             sql, values = self._condition(connection, where)
             query = f"""SELECT k.row, k.hop FROM step_view k
@@ -220,7 +220,7 @@ class StepReading(Tables):
     ) -> list[RunSummary]:
         """Return runs, the one begun last first."""
         asked = where or StepFilter(scope=EVERY_SCOPE)
-        if not all(is_storable(name) for name in (asked.user_id, asked.scope) if name):
+        if not all(is_storable(name) for name in (*asked.users, asked.scope) if name):
             return []
         self._catch_up()
         with self._db.reading() as connection:
@@ -238,15 +238,17 @@ class StepReading(Tables):
         anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
         some, asked = self._condition(connection, anyhow)
         newest, whom = _RUNS_OF.format("k.namespace = ? AND k.row >= ?"), list[str]()
-        if where.user_id is not None:
-            newest, whom = newest.replace("row >= ?", "row >= ? AND k.user_id = ?"), [where.user_id]
+        if where.users:
+            newest = newest.replace("row >= ?", f"row >= ? AND k.user_id {SOME}")
+            whom = [many(where.users)]
         # The + keeps SQLite from walking all earlier rows where an index has those of a run.
         older = _RUNS_OF.format(f"k.namespace = ? AND +k.row < ? AND k.run_id {SOME}")
         of_these = _RUNS_OF.format(f"{some} AND k.run_id {SOME}")
         query, page = _RUNS_IF.format(SOME, whose), (*values, limit, offset)
         key, filters = self._namespace, where.conditions - {"scope"}
         by_index = {"run_id", "session_id"} & filters
-        earlier = self._earlier_rows(connection, limit + offset, user=where.user_id)
+        user = where.user_id if isinstance(where.user_id, str) else None
+        earlier = self._earlier_rows(connection, limit + offset, user=user)
         for row in () if by_index else earlier:
             runs = {*self._column(connection, newest, key, row, *whom)}
             runs.difference_update(self._column(connection, older, key, row, many(runs)))
@@ -274,9 +276,9 @@ class StepReading(Tables):
         elif where.scope != EVERY_SCOPE:
             conditions.append(_IN_SCOPE)
             values.append(where.scope)
-        if where.user_id is not None:
-            conditions.append(OF_USER)
-            values.append(where.user_id)
+        if where.users:
+            conditions.append(f"({' OR '.join([OF_USER] * len(where.users))})")
+            values += where.users
         return " AND ".join(conditions), values
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:

@@ -82,6 +82,23 @@ class FilterContract:
         assert self.matching(store, status=["error", "partial"]) == ["a", "c"]
         assert self.matching(store, step_types="Decision") == ["b"]
 
+    def test_several_users_and_runs(self, store: StepStore) -> None:
+        store.append(
+            [step(id=name, user_id=name, run_id=name, hop=-n) for n, name in enumerate("abc")]
+        )
+        store.append([step(id="d"), step(id="trial", user_id="a", scope="compile:x")])
+        for key in ("user_id", "run_id"):
+            assert self.matching(store, **{key: ["a", "c"]}) == ["a", "c"]
+            assert self.matching(store, **{key: ["c", "\ud800", "x"]}) == ["c"]
+            assert self.matching(store, **{key: ["x", "y"]}) == []
+            assert self.matching(store, exclude={key: ["a", "c"]}) == ["b", "d"]
+        assert self.matching(store, user_id=["a", "b"], run_id=["b", "c"]) == ["b"]
+        assert self.matching(store, user_id=["a", "b"], trust="own", scope="*") == [
+            "a",
+            "b",
+            "trial",
+        ]
+
     def test_a_key_in_the_body(self, store: StepStore) -> None:
         inside = {"predictor": "p", "result": "\x00 and \\u0000"}
         store.append(

@@ -9,7 +9,7 @@ import { Failure, Filters, Status, conditions, download, useLoaded } from "../sh
 const PAGE = 50;
 const LOOK_MS = 2000;
 
-const picked = (query) => (query.pick ? query.pick.split(" ") : []);
+const picked = (query) => [query.pick || []].flat().flatMap((names) => names.split(" "));
 
 // One line a run: what was asked, what was answered, and what was said of it.
 export async function dataset(ids) {
