@@ -228,7 +228,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         """
         store, asked = self._open_store, purge_filter(where)
         try:
-            store.forget_learned()
             erased = erase(store, asked, self.namespace, self.whole_address, by)
             owed = not isinstance(store, TracksDeletions) or store.compaction_owed()
             return erased.but(self._places_left(rewrite=owed))
@@ -263,8 +262,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             raise InvalidStepError(f"a reason is a text, not {type(reason).__name__}.")
         if reason is not None and self.redact is not None:
             reason = redacted(reason, self.redact)
-        if not dry_run:
-            self._open_store.forget_learned()
         return self._open_store.revoke(in_every_scope(asked), reason, dry_run=dry_run)
 
     def reinstate(self, revocation_id: str) -> Revocation:
@@ -282,24 +279,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
     def revocations(self) -> list[Revocation]:
         """Return what was revoked, when and why, oldest first, undone revocations included."""
         return self._open_store.revocations()
-
-    def learned(self, name: str) -> str | None:
-        """Return what was learned from this memory and kept under a name; None: nothing is.
-
-        It lies in the memory's own file and is copied with it.
-        """
-        return self._open_store.learned(name)
-
-    def keep_learned(self, name: str, value: str | None) -> None:
-        """Keep what was learned from this memory: numbers, never texts of steps.
-
-        `clear`, `purge` and `revoke` forget it, since it may come from what they take away.
-
-        Args:
-            name: Whose it is, such as `learned_rank`.
-            value: In the place of what was kept before; None forgets it.
-        """
-        self._open_store.keep_learned(name, value)
 
     def vacuum(self) -> None:
         """Delete what no session reads any more, and give the space of what is deleted back."""

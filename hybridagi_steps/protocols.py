@@ -344,18 +344,6 @@ class StepStore(IndexedStore, Protocol):
         """Return what was noted, of all namespaces."""
         ...
 
-    def learned(self, name: str) -> str | None:
-        """Return what was learned from this namespace and kept under a name."""
-        ...
-
-    def keep_learned(self, name: str, value: str | None) -> None:
-        """Keep what was learned in the place of what was; None forgets it."""
-        ...
-
-    def forget_learned(self) -> None:
-        """Forget all that was learned from this namespace, as `clear` does."""
-        ...
-
     def delete(self, ids: Sequence[str]) -> int:
         """Delete steps with text and embedding, leaving no trace in the data; return how many.
 

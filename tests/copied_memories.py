@@ -62,7 +62,6 @@ def fill(memory: StepMemory, count: int = 60) -> None:
     memory.delete([str(steps[11].id)])
     memory.revoke({"run_id": "red-3"}, reason="not ours")
     memory.reinstate(str(memory.revoke({"run_id": "red-4"}).id))
-    memory.keep_learned("rank", "[1.5]")
     calls = [
         LMCall(lm="m", messages=[{"role": "user", "content": "word " * 900}], completion="yes")
     ]
@@ -97,7 +96,6 @@ def everything(memory: StepMemory) -> dict[str, Any]:
         },
         "pinned": {name: store.pinned_steps(name) for name in names},
         "prompts": {name: list(memory.prompt_of(name)) for name in store.prompted_steps()},
-        "learned": memory.learned("rank"),
         "answers": [_answers(memory, query) for query in QUERIES],
     }
 

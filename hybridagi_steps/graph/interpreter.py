@@ -32,7 +32,7 @@ from hybridagi_steps.graph.nodes import Action
 from hybridagi_steps.graph.predictors import predictors_of
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.program_memory import AgentPrograms, ProgramLibrary, programs_of
-from hybridagi_steps.graph.resuming import stopped_run
+from hybridagi_steps.graph.resuming import node_fields, stopped_run
 from hybridagi_steps.graph.run import ProgramRun
 from hybridagi_steps.graph.run_state import AgentOutput, ProgramSession, adriven, driven
 from hybridagi_steps.graph.tools.base import GraphTool
@@ -49,6 +49,7 @@ from hybridagi_steps.recording.blocks import Block
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.recording.recorder import active_recorders
 from hybridagi_steps.recording.step_writer import Memory, check_memory
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.validation import whole_number
 
 _ENDING, _ACTING = ".cypher", ".acting.cypher"
@@ -214,6 +215,14 @@ class GraphInterpreter(dspy.Module):
         output = stopped_run(self, found, run_id, _checked_session(session))
         self._check_place(output)
         return output
+
+    def node_fields(self, step: AgentStep, memory: Memory) -> dict[str, Any]:
+        """Return what the predictor of a node was first asked, and gave, when it left a step.
+
+        Raises:
+            StepsError: The memory has not the whole run, or the programs have changed since.
+        """
+        return node_fields(self, memory, step)
 
     def _run(
         self,

@@ -14,9 +14,12 @@ from typing import Any, Protocol
 
 from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
 from hybridagi_steps.errors import InvalidSettingError, UnknownRunError
+from hybridagi_steps.graph.checks import template_of
 from hybridagi_steps.graph.nodes import END, START, Action, Decision
+from hybridagi_steps.graph.predictors import offered
 from hybridagi_steps.graph.program import GraphProgram
 from hybridagi_steps.graph.program_memory import AgentPrograms
+from hybridagi_steps.graph.prompts import history_text, rendered
 from hybridagi_steps.graph.run_state import (
     AgentOutput,
     Place,
@@ -27,6 +30,7 @@ from hybridagi_steps.graph.run_state import (
 )
 from hybridagi_steps.graph.tools.base import GraphTool
 from hybridagi_steps.graph.tools.builtin import Speak
+from hybridagi_steps.messages.fences import inert, inert_json
 from hybridagi_steps.recording.call_steps import NODE
 from hybridagi_steps.recording.recorder import user_recorded_for
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -40,6 +44,8 @@ class ProgramAgent(Protocol):
     entrypoint: str
     programs: AgentPrograms
     tools: dict[str, GraphTool]
+    num_history: int
+    commit_decision_steps: bool
 
 
 def stopped_run(
@@ -53,6 +59,60 @@ def stopped_run(
     if not output.stopped_at:
         raise InvalidSettingError(f"the run {run_id} finished: there is nothing to resume.")
     return output
+
+
+def node_fields(agent: ProgramAgent, memory: Any, step: AgentStep) -> dict[str, Any]:
+    """Return what the predictor of a node was first asked, and gave, when it left a step, inert.
+
+    Its run is followed up to it; what a session before the run had left to it is not known.
+
+    Raises:
+        UnknownRunError: The memory has no such run of this agent.
+        InvalidSettingError: The programs have changed, or a part of the run was not stored whole.
+        PromptError: The prompt needs what was not stored.
+    """
+    run = _steps(memory.run(step.run_id))
+    before = run[: next((place for place, each in enumerate(run) if each.id == step.id), 0)]
+    trace, earlier = _followed(agent, memory, str(step.run_id), before, ProgramSession())
+    frame, place = trace.frames.get(step.program_id), str((step.metadata or {})[NODE])
+    program = None if frame is None else frame.program
+    node = None if program is None else program.nodes.get(place.removeprefix(f"{program.name}."))
+    if (
+        program is None
+        or not isinstance(node, Action | Decision)
+        or _is_cut(trace.steps[0], "inputs")
+    ):
+        raise InvalidSettingError(f"the run of the step {step.id} cannot be followed to {place}.")
+    steps = [*earlier.program_trace.steps, *trace.steps]
+    recalled = {str(each.id): _recalled_by(each, memory) for each in steps}
+    known = {step_id: found for step_id, found in recalled.items() if found is not None}
+    prompt, _ = node_prompt(node, place, trace.session, for_model=True)
+    objective = inert(trace.session.objective)  # what has marks of its own is inert inside them
+    asked = {"objective": objective, "past_steps": past_steps(agent, steps, known)}
+    if isinstance(node, Action):
+        given = inert_json(agent.tools[node.tool].prediction_of(step))
+        return {**asked, "prompt": prompt, **given}
+    options, choice = offered(list(program.choices(node.id))), (step.outputs or {}).get("choice")
+    chosen = {"choice": choice} if choice in options else {}  # no model gave a fallback's label
+    return {**asked, "question": prompt, "options": ", ".join(options), **chosen}
+
+
+def node_prompt(
+    node: Action | Decision, place: str, session: ProgramSession, *, for_model: bool
+) -> tuple[str, str]:
+    """Return the prompt of a node, and as it may be remembered: see `rendered`."""
+    variables = {**session.variables, "query": session.query, "objective": session.objective}
+    part, template = template_of(node)
+    return rendered(template, variables, node.var_in, f"the {part} of {place}", for_model=for_model)
+
+
+def past_steps(
+    agent: ProgramAgent, steps: Sequence[AgentStep], recalled: Mapping[str, QueryWithSteps]
+) -> str:
+    """Return the last of the steps so far as text for a prompt."""
+    if not agent.commit_decision_steps:
+        steps = [step for step in steps if step.step_type is not AgentStepType.Decision]
+    return history_text(steps[-agent.num_history :] if agent.num_history else [], recalled)
 
 
 def results_so_far(
@@ -76,6 +136,27 @@ def _stopped(
     session: ProgramSession,
     later: frozenset[str] = frozenset(),
 ) -> AgentOutput:
+    trace, before = _followed(agent, memory, run_id, steps, session, later)
+    path = trace.path()
+    end = (trace.steps[-1].outputs or {}) if trace.steps[-1].status != "ok" else {}
+    return AgentOutput(
+        finish_reason="error" if path else "finished",
+        program_trace=AgentStepList(steps=[*before.program_trace.steps, *trace.steps]),
+        session=trace.session,
+        stopped_at=path,
+        error=RunError(**end.get("error", _KILLED)) if path else None,
+    )
+
+
+def _followed(
+    agent: ProgramAgent,
+    memory: Any,
+    run_id: str,
+    steps: Sequence[AgentStep],
+    session: ProgramSession,
+    later: frozenset[str] = frozenset(),
+) -> tuple[_Trace, AgentOutput]:
+    """Return a run as far as its steps go, and the run that it resumed; an empty one for none."""
     place = _entry(steps, agent.entrypoint)
     if place is None or run_id in later:
         raise UnknownRunError(run_id)
@@ -91,15 +172,8 @@ def _stopped(
         given.pop("query"), given, given.pop("objective", None), resumed=earlier is not None
     )
     trace = _Trace(agent, memory, following, before.stopped_at)
-    path = trace.follow(entry, steps[place + 1 :])
-    end = (trace.steps[-1].outputs or {}) if trace.steps[-1].status != "ok" else {}
-    return AgentOutput(
-        finish_reason="error" if path else "finished",
-        program_trace=AgentStepList(steps=[*before.program_trace.steps, *trace.steps]),
-        session=following,
-        stopped_at=path,
-        error=RunError(**end.get("error", _KILLED)) if path else None,
-    )
+    trace.follow(entry, steps[place + 1 :])
+    return trace, before
 
 
 def _entry(steps: Sequence[AgentStep], entrypoint: str) -> int | None:
@@ -158,18 +232,23 @@ class _Trace:
         self, agent: ProgramAgent, memory: Any, session: ProgramSession, waiting: Sequence[Place]
     ) -> None:
         self.steps: list[AgentStep] = []
-        self._agent, self._memory, self._session = agent, memory, session
+        self.session = session
+        self.frames: dict[str | None, _Frame] = {}
+        self._agent, self._memory = agent, memory
         self._waiting = list(waiting)
-        self._frames: dict[str | None, _Frame] = {}
 
-    def follow(self, entry: AgentStep, rest: Iterable[AgentStep]) -> list[Place]:
-        """Return where the run stopped; nowhere when it came to its end."""
-        path: list[Place] = []
-        inner: _Frame | None = self._opened(entry, followed=True)
+    def follow(self, entry: AgentStep, rest: Iterable[AgentStep]) -> None:
+        """Follow a run from the call of its entry program."""
+        self._opened(entry, followed=True)
         for step in rest:
-            frame = self._frames.get(step.program_id)
+            frame = self.frames.get(step.program_id)
             if frame is not None:
                 self._follow(frame, step)
+
+    def path(self) -> list[Place]:
+        """Return where the run stopped; nowhere when it came to its end."""
+        path: list[Place] = []
+        inner: _Frame | None = next(iter(self.frames.values()))
         while inner is not None and inner.at:
             path.append((inner.name, inner.at))
             inner = inner.inner
@@ -183,7 +262,7 @@ class _Trace:
         at = "" if program is None else program.next(START)
         if followed and self._waiting:
             at = self._waiting.pop(0)[1]
-        self._frames[str(call.id)] = frame = _Frame(name, program, at, followed=followed)
+        self.frames[str(call.id)] = frame = _Frame(name, program, at, followed=followed)
         return frame
 
     def _follow(self, frame: _Frame, step: AgentStep) -> None:
@@ -230,28 +309,34 @@ class _Trace:
             return
         tool = self._agent.tools.get(node.tool)
         if done and tool is not None:
-            tool.restore(self._session, step)
+            tool.restore(self.session, step)
         if node.var_out is not None:
-            self._session.variables[node.var_out] = self._value(step)
+            self.session.variables[node.var_out] = self._value(step)
         frame.go_to(program.next(node_id) if done else node_id)
         if not done:
             frame.after_error = program.on_error(node_id) or program.next(node_id)
 
     def _value(self, step: AgentStep) -> Any:
         """Return what an Action gave; recalled steps are those that the memory still has."""
-        notes: dict[str, Any] = step.metadata or {}
         if step.status != "ok":
             return observed_text((step.outputs or {}).get("error", _KILLED))
         if _is_cut(step, "outputs"):
             raise InvalidSettingError(
-                f"what {notes[NODE]} gave was too large to be stored whole, and later nodes use "
-                "it: this run cannot be resumed. Begin a new one."
+                f"what {(step.metadata or {})[NODE]} gave was too large to be stored whole, and "
+                "later nodes use it: this run cannot be resumed. Begin a new one."
             )
-        match step.result:
-            case {"steps": ids, **rest} if not rest and set(ids) <= set(notes.get("recalled", ())):
-                return QueryWithSteps(steps=_steps(self._memory.get(ids)) if ids else [])
-            case result:
-                return result
+        recalled = _recalled_by(step, self._memory)
+        return step.result if recalled is None else recalled
+
+
+def _recalled_by(step: AgentStep, memory: Any) -> QueryWithSteps | None:
+    """Return the steps that an Action found, of those that the memory still has."""
+    notes: dict[str, Any] = step.metadata or {}
+    match step.result:
+        case {"steps": ids, **rest} if not rest and set(ids) <= set(notes.get("recalled", ())):
+            return QueryWithSteps(steps=_steps(memory.get(ids)) if ids else [])
+        case _:
+            return None
 
 
 def _changed(frame: _Frame, found: str) -> InvalidSettingError:

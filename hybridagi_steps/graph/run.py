@@ -19,7 +19,7 @@ from dspy.utils.exceptions import AdapterParseError
 
 from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps
 from hybridagi_steps.errors import LimitReachedError, UnknownToolError
-from hybridagi_steps.graph.checks import label_key, template_of
+from hybridagi_steps.graph.checks import label_key
 from hybridagi_steps.graph.nodes import END, START, Action, Decision, Node, Program
 from hybridagi_steps.graph.predictors import (
     arguments_asked,
@@ -31,8 +31,8 @@ from hybridagi_steps.graph.predictors import (
     predictor_of,
 )
 from hybridagi_steps.graph.program import GraphProgram
-from hybridagi_steps.graph.prompts import history_text, rendered, shown_text
-from hybridagi_steps.graph.resuming import ProgramAgent, results_so_far
+from hybridagi_steps.graph.prompts import shown_text
+from hybridagi_steps.graph.resuming import ProgramAgent, node_prompt, past_steps, results_so_far
 from hybridagi_steps.graph.run_state import (
     AgentOutput,
     FinishReason,
@@ -53,7 +53,6 @@ from hybridagi_steps.recording.scopes import current_scope
 from hybridagi_steps.recording.step_writer import Memory
 from hybridagi_steps.recording.values import steps_held
 from hybridagi_steps.recording_hooks import tell
-from hybridagi_steps.records.agent_step import AgentStepType
 
 _DEEPEST = 50
 
@@ -63,9 +62,7 @@ class Agent(ProgramAgent, Protocol):
 
     nodes: dict[str, dspy.Module]
     memory: Memory | None
-    num_history: int
     max_iters: int
-    commit_decision_steps: bool
     decision_lm: object
     max_corrections: int
     on_error: str | None
@@ -336,12 +333,9 @@ class ProgramRun:
         return self._new_predictors[place]
 
     def _prompt(self, node: Action | Decision, *, for_model: bool) -> tuple[str, str]:
-        session = self._session
-        variables = {**session.variables, "query": session.query, "objective": session.objective}
-        part, template = template_of(node)
+        variables = self._session.variables
         tell(steps_held([variables.get(name) for name in node.var_in]))  # of earlier runs, too
-        where = f"the {part} of {self._at}"
-        return rendered(template, variables, node.var_in, where, for_model=for_model)
+        return node_prompt(node, self._at, self._session, for_model=for_model)
 
     def _asked(self, predictor: dspy.Module, lm: object, told: Mapping[str, str]) -> Work[Any]:
         """Ask a language model; that it cannot be asked ends the run."""
@@ -366,8 +360,4 @@ class ProgramRun:
 
     def _history(self) -> str:
         """Return the last steps of this run as text for a prompt."""
-        agent, steps = self._agent, [*self._before, *self._steps.steps]
-        if not agent.commit_decision_steps:
-            steps = [step for step in steps if step.step_type != AgentStepType.Decision]
-        last = steps[-agent.num_history :] if agent.num_history else []
-        return history_text(last, self._recalled)
+        return past_steps(self._agent, [*self._before, *self._steps.steps], self._recalled)

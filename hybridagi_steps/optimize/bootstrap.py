@@ -27,6 +27,7 @@ from hybridagi_steps.optimize.demos import (
     collapsed,
     defaults_of,
     demos_of,
+    node_fields_of,
     predictor_name,
     steps_of,
     told_hash,
@@ -133,7 +134,8 @@ class BootstrapFromMemory(Teleprompter):
         judged, left_out = self._judged(compiled, trainset), LeftOut()
         for name, predict in compiled.named_predictors():
             steps = steps_of(learned_from, predictor_name(compiled, name), predict)
-            demos = [*demos_of(islice(steps, _LOOKED_AT), predict.signature, self.memory, left_out)]
+            steps, read = islice(steps, _LOOKED_AT), node_fields_of(compiled, predict)
+            demos = [*demos_of(steps, predict, self.memory, left_out, read)]
             usable = [demo for demo in demos if self._passes(judged.get(str(demo.get(RUN_ID))))]
             passed = [*fence.passed(usable)]
             left_out["the metric"] += len(demos) - len(usable)

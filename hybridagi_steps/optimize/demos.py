@@ -19,7 +19,7 @@ import orjson
 from dspy.adapters import utils as adapter_utils  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import ValidationError
 
-from hybridagi_steps.errors import InvalidSettingError
+from hybridagi_steps.errors import InvalidSettingError, ProgramError, UnknownRunError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.fences import inert_json
 from hybridagi_steps.optimize.exclusion import (
@@ -30,7 +30,7 @@ from hybridagi_steps.optimize.exclusion import (
     learnable,
     of_served_user,
 )
-from hybridagi_steps.recording.call_steps import CHOSEN_FIELD
+from hybridagi_steps.recording.call_steps import CHOSEN_FIELD, NODE
 from hybridagi_steps.recording.recorded_program import ProgramShell
 from hybridagi_steps.recording.step_shapes import REASONING, RUN_ID, STEP_ID, signature_key
 from hybridagi_steps.recording.trajectories import (
@@ -53,6 +53,8 @@ from hybridagi_steps.validation import Where, whole_number
 _FIRST_PAGE, _GROWTH = 500, 3
 _EVERYTHING = 2**62
 _parse_value: Callable[[Any, Any], Any] = vars(adapter_utils)["parse_value"]
+NodeFields = Callable[[AgentStep, StepMemory], dict[str, Any]]
+"""Reads what a node of a graph agent was asked, and gave, from its step and the run around it."""
 LeftOut = Counter[str]
 """How many steps were not used, by reason."""
 
@@ -121,7 +123,8 @@ def steps_to_demos(
     usable, found = learnable(memory, where, exclude, min_score), Demos()
     for name, predict in program.named_predictors():
         steps = steps_of(usable, predictor_name(program, name), predict)
-        found[name] = collapsed(demos_of(steps, predict.signature, memory, found.left_out), limit)
+        demos = demos_of(steps, predict, memory, found.left_out, node_fields_of(program, predict))
+        found[name] = collapsed(demos, limit)
     return found
 
 
@@ -137,6 +140,15 @@ def unwrapped(program: dspy.Module) -> dspy.Module:
     while isinstance(shown, ProgramShell):
         shown = shown.program
     return shown
+
+
+def node_fields_of(program: dspy.Module, predict: object) -> NodeFields | None:
+    """Return how steps of a predictor are read whose own fields only a run's course tells."""
+    for _, module in program.named_sub_modules():
+        read = getattr(module, "node_fields", None)
+        if read is not None and any(each is predict for each in module.predictors()):
+            return read
+    return None
 
 
 def defaults_of(program: dspy.Module) -> dict[str, Any]:
@@ -182,22 +194,28 @@ def newest(usable: Learnable, **keys: object) -> Iterator[AgentStep]:
 
 
 def demos_of(
-    steps: Iterable[AgentStep], signature: Any, memory: StepMemory, left_out: LeftOut
+    steps: Iterable[AgentStep],
+    predict: Any,
+    memory: StepMemory,
+    left_out: LeftOut,
+    node_fields: NodeFields | None = None,
 ) -> Iterator[dspy.Example]:
-    """Yield the demonstrations that steps are; count those that are none."""
+    """Yield the demonstrations of a predictor that steps are; count those that are none."""
     for step in steps:
         try:
-            yield demo_of(step, signature, memory)
+            yield demo_of(step, predict.signature, memory, node_fields)
         except LeftOutError as reason:
             left_out[str(reason)] += 1
 
 
-def demo_of(step: AgentStep, signature: Any, memory: StepMemory) -> dspy.Example:
+def demo_of(
+    step: AgentStep, signature: Any, memory: StepMemory, node_fields: NodeFields | None = None
+) -> dspy.Example:
     """Return a step as a demonstration for a signature; LeftOutError says why it is none."""
     check_whole(step)
     if step.signature is not None and step.signature != signature_key(signature):
         raise LeftOutError("another signature")
-    given = _fields_of(step, signature, memory)
+    given = _fields_of(step, signature, memory, node_fields)
     # A turn of ReActV2 is asked what stands in no history yet, and its tools are the agent's own.
     required = given if TOOL_CALLS in signature.output_fields else signature.fields
     typed = {
@@ -263,8 +281,15 @@ def _fields(signature: Any) -> list[tuple[str, Any]]:
     return [*signature.fields.items()]
 
 
-def _fields_of(step: AgentStep, signature: Any, memory: StepMemory) -> dict[str, Any]:
+def _fields_of(
+    step: AgentStep, signature: Any, memory: StepMemory, node_fields: NodeFields | None
+) -> dict[str, Any]:
     """Return what a predictor was asked and gave, by the names of its fields."""
+    if node_fields is not None and NODE in (step.metadata or {}):
+        try:
+            return node_fields(step, memory)
+        except (InvalidSettingError, ProgramError, UnknownRunError) as error:
+            raise LeftOutError("its run cannot be followed") from error
     if is_turn(step):
         if NEXT_TOOL in signature.output_fields:
             return turn_fields(step, memory)

@@ -186,7 +186,7 @@ def runs_as_examples(
     missing = next(iter(sorted(required - {*signature.output_fields})), None)
     omitted = {*signature.output_fields} - required
     steps = steps_of(usable, class_of(program), predict)
-    for example in demos_of(steps, signature, usable.memory, left_out):
+    for example in demos_of(steps, predict, usable.memory, left_out):
         if missing is None:
             yield example.without(*omitted).with_inputs(*signature.input_fields)
         else:

@@ -28,6 +28,7 @@ from hybridagi_steps.optimize.exclusion import (
     of_served_user,
 )
 from hybridagi_steps.optimize.receipt import RecalledDemo, Receipt, failure_warning, tokens_of
+from hybridagi_steps.optimize.stored_runs import closed_after, ending_of
 from hybridagi_steps.recording.call_tree import Maker
 from hybridagi_steps.recording.recorder import active_recorders, active_run_ids
 from hybridagi_steps.recording.scopes import current_scope
@@ -51,7 +52,6 @@ from hybridagi_steps.records.store_values import CLOSING
 POOL = 24
 """Hits that are looked at, at least; eight for each demonstration wanted."""
 _MOST_FETCHED = 2_000
-_OWN: tuple[str | None, ...] = (None,)
 _log = logging.getLogger("hybridagi_steps")
 
 
@@ -229,7 +229,8 @@ class Experience:
                 demo = demo_of(hit.step, signature, memory)
             except LeftOutError:
                 continue
-            told = RecalledDemo(step_id, run_id, predictor, score, reason, tokens_of(demo))
+            said = step_id, run_id, predictor, score, reason, tokens_of(demo)
+            told = RecalledDemo(*said, *ending_of(memory, run_id))
             found.append((told, demo))
         while sum(told.tokens for told, _ in found) > self.max_tokens:
             receipt.over_budget.append(found.pop()[0].step_id)
@@ -243,23 +244,30 @@ class Experience:
         """Return past steps of a predictor, the best first; of none, those of its signature."""
         maker = maker_of(predict, {"kwargs": kwargs})
         signature: Any = signature_of(predict, {"kwargs": kwargs})
-        question, scopes = _query(predict, kwargs, maker), _OWN
-        if signature.output_fields.keys() & {NEXT_TOOL, TOOL_CALLS}:
-            before, scopes = _step_before(memory), (None, CLOSING)
-            state = [] if before is None else memory.get_steps([before])
-            if state:  # a turn's own text does not tell after what it was made
-                question = QueryWithSteps(queries=QueryList(queries=[question]), steps=state)
+        question: Query | QueryWithSteps = _query(predict, kwargs, maker)
+        turns = signature.output_fields.keys() & {NEXT_TOOL, TOOL_CALLS}
+        step_before = _step_before(memory) if turns else None
+        before = [] if step_before is None else memory.get_steps([step_before])
+        if before:  # a turn's own text does not tell after what it was made
+            question = QueryWithSteps(queries=QueryList(queries=[question]), steps=before)
         of_signature = {"signatures": maker.signature}
         for keys in ({"predictors": maker.predictor, **of_signature}, of_signature):
-            found = [self._hits(memory, question, keys, scope, ties) for scope in scopes]
-            if hits := [hit for several in found for hit in several]:
+            hits = self._hits(memory, question, keys, None, ties)
+            if before:
+                like = self._hits(
+                    memory, before[0], {"step_types": before[0].step_type}, None, ties
+                )
+                hits += closed_after(memory, like, hits, self._where(memory, keys, CLOSING), self.k)
+            elif turns:
+                hits += self._hits(memory, question, keys, CLOSING, ties)
+            if hits:
                 return self._scored(hits)
         return []
 
     def _hits(
         self,
         memory: StepMemory,
-        question: Query | QueryWithSteps,
+        question: AgentStep | Query | QueryWithSteps,
         keys: Mapping[str, Any],
         scope: str | None,
         ties: Ties,

@@ -33,6 +33,16 @@ class RecalledDemo(NamedTuple):
     reason: str
     """Why it was found, in words."""
     tokens: int
+    run_status: str = ""
+    """How its run ended: completed, failed, cancelled or interrupted; "" of a step without one."""
+    run_score: float | None = None
+    """How good its run was found; None: nobody said."""
+
+    @property
+    def ending(self) -> str:
+        """How its run ended, in a word or two."""
+        scored = "" if self.run_score is None else f", scored {self.run_score:g}"
+        return f"{self.run_status or 'no run'}{scored}"
 
 
 class Receipt(list[RecalledDemo]):
@@ -55,7 +65,8 @@ class Receipt(list[RecalledDemo]):
 
     def __str__(self) -> str:
         lines = [
-            f"{each.predictor} {each.score:.2f} {each.step_id}: {each.reason}" for each in self
+            f"{each.predictor} {each.score:.2f} {each.step_id} ({each.ending}): {each.reason}"
+            for each in self
         ]
         return "\n".join([*lines, *self.warnings]) or "nothing was recalled"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from hybridagi_steps.errors import InvalidMemoryError, InvalidStepError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.messages.agent_steps import all_of
 from hybridagi_steps.optimize.exclusion import of_served_user
 from hybridagi_steps.recording_hooks import unnoted
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
 from hybridagi_steps.records.store_values import CLOSING
 from hybridagi_steps.validation import Steps, Where, for_recall
 
@@ -48,6 +52,46 @@ def in_order(stored: list[AgentStep]) -> list[AgentStep]:
     """Return steps by hop; as stored where hops repeat, as the depths of a search tree do."""
     hops = {step.hop for step in stored}
     return sorted(stored, key=lambda step: step.hop) if len(hops) == len(stored) else stored
+
+
+def closed_after(
+    memory: StepMemory,
+    like: Sequence[StepHit],
+    hits: Sequence[StepHit],
+    where: StepFilter | None,
+    most: int,
+) -> list[StepHit]:
+    """Return what closed a run after one of some steps, scored beside other hits, if it passes.
+
+    It stands in a scope of its own, so no index links it to the step before it. Its score is the
+    best of the hits', times how much better that step is than those that the hits came after.
+    """
+    if where is None or not like:
+        return []
+    scores = {id_text(hit.step.id): hit.score for hit in like}
+    others = max((scores.get(str(hit.step.parent_id), 0.0) for hit in hits), default=0.0)
+    unit = max((hit.score for hit in hits), default=1.0) / (others or like[0].score or 1.0)
+    children = memory.repository().store.children([*scores])
+    closing = {str(step.parent_id): step for step in children if step.scope == CLOSING}
+    found: list[StepHit] = []
+    for hit in like:
+        step = closing.get(id_text(hit.step.id))
+        if step is None or len(found) == most:
+            continue
+        with unnoted():
+            passing = memory.find(where.and_(StepFilter(run_id=step.run_id))).steps
+        if any(each.id == step.id for each in passing):
+            why, score = f"closed a run after a step like this state: {hit.why}", unit * hit.score
+            told: dict[str, Any] = {"step": step, "why": why, "score": score, "parts": {}}
+            found.append(hit.model_copy(update=told))
+    return found
+
+
+def ending_of(memory: StepMemory, run_id: str | None) -> tuple[str, float | None]:
+    """Return how a run ended, and how good it was found."""
+    where = StepFilter(run_id=run_id, scope=EVERY_SCOPE)
+    runs = memory.repository().store.runs(limit=1, where=where) if run_id is not None else []
+    return (runs[0].status, runs[0].score) if runs else ("", None)
 
 
 def check_memory(memory: object) -> None:

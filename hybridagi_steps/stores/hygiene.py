@@ -218,7 +218,6 @@ class Hygiene(Scoring):
             if not (step.metadata or {}).get(PINNED)
         ]
         if not dry_run and going:
-            self._open_store.forget_learned()
             self.delete(going)
         return Erased(len(going), messages_left=len(found.message_ids))
 

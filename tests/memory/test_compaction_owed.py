@@ -125,10 +125,6 @@ DELETING: dict[str, Callable[[StepMemory], Any]] = {
         memory.revoke({"run_id": "r"}, reason=CANARY),
         memory.delete("first"),
     ),
-    "learned": lambda memory: (
-        memory.keep_learned("rank", "1"),
-        memory.keep_learned("rank", "2"),
-    ),
 }
 
 
@@ -217,13 +213,16 @@ def test_who_cannot_rewrite_the_file_leaves_it_owed(path: Path) -> None:
 # -- PostgreSQL: one note for all namespaces of a database
 
 
-def sql(address: str, *statements: str) -> None:
-    """Run statements, each by itself."""
+def sql(address: str, *statements: str) -> list[Any]:
+    """Run statements, each by itself; return the rows of the last."""
     psycopg: Any = import_module("psycopg")
+    rows: list[Any] = []
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute("SET search_path TO hybridagi_steps")
         for statement in statements:
-            connection.execute(statement)
+            cursor = connection.execute(statement)
+            rows = cursor.fetchall() if cursor.description else []
+    return rows
 
 
 @pytest.fixture
@@ -303,6 +302,43 @@ def test_who_was_stopped_while_rewriting_leaves_it_owed(
             memory.purge({"run_id": "r"})
         assert rewriting == []
         assert owed(memory)
+
+
+def test_numbers_that_an_earlier_version_kept_go_and_owe_a_rewriting(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as file:
+        file.execute(
+            """CREATE TRIGGER owed_for_forgotten AFTER DELETE ON meta
+            WHEN old.key LIKE 'learned:%' BEGIN
+                UPDATE meta SET value = 1 WHERE key = 'compaction_owed' AND value = 0;
+            END"""
+        )
+        file.execute("INSERT INTO meta VALUES ('learned:1:rank', '[1]')")
+        file.execute("PRAGMA user_version = 13")
+        file.commit()
+    with StepMemory(path) as memory:
+        assert owed(memory)
+        assert memory.verify() == []
+    with closing(sqlite3.connect(path)) as file:
+        (count,) = file.execute("SELECT count(*) FROM meta WHERE value = '[1]'").fetchone()
+        triggers = "SELECT count(*) FROM sqlite_master WHERE name = 'owed_for_forgotten'"
+        assert (count, file.execute(triggers).fetchone()) == (0, (0,))
+
+
+def test_numbers_that_an_earlier_version_kept_in_tables_go(postgres_address: str) -> None:
+    with StepMemory(postgres_address, embedder="hashing"):
+        pass
+    sql(
+        postgres_address,
+        "INSERT INTO meta VALUES ('learned:1:rank', '[1]')",
+        """CREATE TRIGGER owed_after_delete AFTER DELETE ON meta FOR EACH ROW
+        WHEN (old.key LIKE 'learned:%') EXECUTE FUNCTION owe_compaction()""",
+        "UPDATE meta SET value = '16' WHERE key = 'schema_version'",
+    )
+    with StepMemory(postgres_address) as memory:
+        assert owed(memory)
+    triggers = "SELECT FROM pg_trigger WHERE tgrelid = 'meta'::regclass AND NOT tgisinternal"
+    assert sql(postgres_address, "SELECT FROM meta WHERE value = '[1]'") == []
+    assert sql(postgres_address, triggers) == []
 
 
 def test_tables_of_before_count_as_such_of_which_something_was_deleted(

@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
-from hybridagi_steps.programs import Action, GraphProgram
-from hybridagi_steps.programs.tools import Speak
+from hybridagi_steps.programs import Action, Decision, GraphProgram
+from hybridagi_steps.programs.tools import Predict, Speak, UpdateObjective
 from hybridagi_steps.testing import scripted_lm
 
 
@@ -68,6 +68,43 @@ class Desk(dspy.Module):
         """Read it."""
         read = self.triage(message=message)
         return dspy.Prediction(team=read.team, angry=self.angry(message=message).angry)
+
+
+class Office(dspy.Module):
+    """Has a graph agent answer."""
+
+    def __init__(self, agent: hs.GraphInterpreter) -> None:
+        super().__init__()
+        self.agent = agent
+
+    def forward(self, query: str) -> Any:
+        """Ask it."""
+        return self.agent(query=query)
+
+
+def population(city: str) -> str:
+    """Return how many live in a city."""
+    return f"{city} has many people"
+
+
+def graph_agent(memory: hs.StepMemory) -> hs.GraphInterpreter:
+    """An agent with a node of each kind that asks a model, and a variable."""
+    main = GraphProgram("main")
+    main.add(Action("find", "population", "Find it", "Look up {{ query }}", var_out="found"))
+    main.add(Decision("enough", "Is it enough?", "Is {{ found }} enough?", var_in=["found"]))
+    main.add(Action("aim", "UpdateObjective", "Aim again", "Aim at {{ found }}", var_in=["found"]))
+    main.add(Action("think", "Predict", "Think", "Think about {{ query }}"))
+    main.add(Action("say", "Speak", "Say it", "Say it of {{ query }}"))
+    main.connect("start", "find").connect("find", "enough").connect("enough", "say", "YES")
+    main.connect("enough", "aim", "NO").connect("aim", "think").connect("think", "say")
+    main.connect("say", "end").build()
+    tools = [Speak(), UpdateObjective(), Predict(), population]
+    return hs.GraphInterpreter(main, tools, memory)
+
+
+def plain_fields(demo: dspy.Example) -> dict[str, Any]:
+    """Return what a prompt shows of a demonstration."""
+    return {key: value for key, value in demo.toDict().items() if not key.startswith("dspy_")}
 
 
 READ = {
@@ -187,6 +224,51 @@ class TestDemos:
             hs.steps_to_demos(memory, Desk(), per_predictor=0)
         with pytest.raises(InvalidFilterError, match="colour"):
             hs.steps_to_demos(memory, Desk(), where={"colour": "red"})
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_each_node_of_a_graph_agent_has_what_it_was_asked(
+        self, memory: hs.StepMemory, inside: bool
+    ) -> None:
+        agent = graph_agent(memory)
+        program = Office(agent) if inside else agent
+        asked: dict[str, list[Any]] = {}
+        for city in ("Paris", "Rome"):
+            replies = [
+                {"arguments": {"city": city}},
+                {"choice": "NO"},
+                {"new_objective": f"Praise {city}"},
+                {"answer": f"{city} is fine"},
+                {"message": f"See {city}"},
+            ]
+            trace: list[Any] = []
+            with dspy.context(lm=scripted_lm(replies), trace=trace), hs.record(memory):
+                assert program(query=f"Is {city} big?").final_answer == f"See {city}"
+            names = {id(predict): name for name, predict in program.named_predictors()}
+            for predict, inputs, outputs in trace:
+                asked.setdefault(names[id(predict)], []).insert(0, {**inputs, **outputs})
+        found = hs.steps_to_demos(memory, program)
+        assert {
+            name: [plain_fields(demo) for demo in demos] for name, demos in found.items()
+        } == asked
+        assert {name.rpartition("main.")[2] for name in found} == {
+            *("find']", "enough']", "aim']", "think']", "say']")
+        }
+        assert found.left_out == {}
+        (demo, _) = next(iter(found.values()))
+        assert {*demo.inputs().keys()} == {"objective", "past_steps", "prompt"}
+
+    def test_a_node_whose_run_cannot_be_followed_is_left_out(self, memory: hs.StepMemory) -> None:
+        agent = graph_agent(memory)
+        replies = [{"arguments": {"city": "Oslo"}}, {"choice": "YES"}, {"message": "See Oslo"}]
+        with dspy.context(lm=scripted_lm(replies)), hs.record(memory):
+            agent(query="Is Oslo big?")
+        changed = GraphProgram("main").add(Action("say", "Speak", "Say it", "Say {{ query }}"))
+        changed.connect("start", "say").connect("say", "end").build()
+        found = hs.steps_to_demos(memory, hs.GraphInterpreter(changed, [Speak()], memory))
+        assert (dict(found), found.left_out) == (
+            {"nodes['main.say']": []},
+            {"its run cannot be followed": 1},
+        )
 
 
 class TestExamples:

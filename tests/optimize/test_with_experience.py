@@ -407,6 +407,46 @@ class TestInDSPy:
         assert "rain in Oslo" in "".join(last[:-1])
         memory.close()
 
+    def test_after_its_last_tool_an_agent_sees_how_runs_ended(self) -> None:
+        def look_up(customer: str) -> str:
+            """Look a customer up."""
+            return f"{customer} is number {len(customer)}"
+
+        def book(flight: str, customer: str) -> str:
+            """Book a flight."""
+            return f"booked {flight} for {customer}"
+
+        def turns(customer: str, flight: str) -> list[Any]:
+            named: list[Any] = [
+                (f"who is {customer}?", "look_up", {"customer": customer}),
+                (f"now {flight}", "book", {"flight": flight, "customer": customer}),
+                ("all is done", "finish", {}),
+            ]
+            keys = ("next_thought", "next_tool_name", "next_tool_args")
+            said = [dict(zip(keys, each, strict=True)) for each in named]
+            return [*said, {"reasoning": "it is", "answer": "booked"}]
+
+        memory = hs.StepMemory(":memory:", embedder="hashing")
+        agent = dspy.ReAct("question -> answer", tools=[look_up, book])
+        for customer, flight in (("Ann", "HA1"), ("Bob", "HA22"), ("Cid", "HA333")):
+            with dspy.context(lm=scripted_lm(turns(customer, flight))), hs.record(memory) as run:
+                agent(question=f"Book {flight} for {customer}")
+            run.score(1.0 if customer == "Bob" else 0.2)
+        again = hs.WithExperience(agent, memory, k=3, on_error="raise")
+        with dspy.context(lm=scripted_lm(turns("Dee", "HA4"))), hs.record(memory):
+            again(question="Book HA4 for Dee")
+        recalled = again.last_recall()
+        tools = [step.tool for step in memory.get_steps(recalled.ids)]
+        assert tools == [*["look_up"] * 3, *["book"] * 3, *["finish"] * 3, *[None] * 3]
+        ended = [(demo.run_status, demo.run_score) for demo in recalled[6:9]]
+        assert sorted(ended) == [*[("completed", 0.2)] * 2, ("completed", 1.0)]
+        assert "(completed, scored 1)" in str(recalled)
+        memory.revoke({"run_id": str(recalled[8].run_id)})
+        with dspy.context(lm=scripted_lm(turns("Eve", "HA5"))), hs.record(memory, user_id="eve"):
+            again(question="Book HA5 for Eve")
+        assert again.last_recall() == [], "what others did, or what is revoked, closes nothing"
+        memory.close()
+
 
 class TestScopes:
     gold = dspy.Example(question=WORK["seat"], route="seat").with_inputs("question")

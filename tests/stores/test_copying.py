@@ -167,8 +167,6 @@ def _go_on(memory: StepMemory) -> None:
     memory.update([step.model_copy(update={"outputs": {"result": "new"}}) for step in steps[:2]])
     memory.score_steps({str(steps[2].id): -1.0})
     memory.score("red-1", 0.5)
-    memory.keep_learned("rank", "[2]")
-    memory.keep_learned("other", "[3]")
     memory.reinstate(str(memory.revocations()[0].id))
     memory.revoke({"run_id": "red-5"})
     store.commit("quiet", said(2), idempotency_key="more")

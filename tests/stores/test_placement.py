@@ -186,7 +186,6 @@ def test_nobody_writes_a_namespace_where_it_was(
                 write()
             assert "overflow" not in str(caught.value)
         assert new.rpartition("/")[2] in memory.stats()["moved_to"]
-        memory.keep_learned("rank", before["learned"])
         assert everything(memory) == before
         other.add(some_steps("others", 3))
         assert len(other.run_steps("others-0")) == 3

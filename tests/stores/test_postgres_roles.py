@@ -163,7 +163,6 @@ def fill(address: str, namespace: str) -> None:
         )
         memory.flush()
         memory.revoke({"run_id": "r"})
-        memory.keep_learned("rank", "1")
         memory.delete(f"{namespace} 2")
         store.note_place(f"/queues/{namespace}.db")
         memory.stats()

@@ -131,6 +131,10 @@ class GraphTool(ABC):
         """Return the arguments that a language model came up with."""
         return {name: prediction[name] for name in self.asks_for}
 
+    def prediction_of(self, step: AgentStep) -> dict[str, Any]:
+        """Return what a language model came up with for a finished use, of which the step tells."""
+        return {name: step.arguments[name] for name in self.asks_for if name in step.arguments}
+
     def check(self, arguments: dict[str, Any]) -> None:
         """Refuse arguments that do not fit; the language model that gave them is asked again.
 

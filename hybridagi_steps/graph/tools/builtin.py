@@ -238,6 +238,11 @@ class PastActionSearch(GraphTool):
         """Return the query, or the queries, that a language model came up with."""
         return {"query": _queries(shown_text(prediction["query"]), r"[\n;]", listed=False)}
 
+    def prediction_of(self, step: AgentStep) -> dict[str, Any]:
+        """Return the query, or several on a line each."""
+        query: str | list[str] = step.arguments["query"]
+        return {"query": query if isinstance(query, str) else "\n".join(query)}
+
     def use(self, use: ToolUse) -> QueryWithSteps:
         """Return the steps found."""
         retriever = self.retriever or self._over(use.memory)
@@ -290,6 +295,10 @@ class Predict(GraphTool):
         """Return the prompt: the answer is the result."""
         del arguments
         return {"prompt": prompt}
+
+    def prediction_of(self, step: AgentStep) -> dict[str, Any]:
+        """Return the answer."""
+        return {"answer": step.result}
 
     def told_result(self, result: object, arguments: dict[str, Any]) -> Any:
         """Return the answer as the step remembers it."""

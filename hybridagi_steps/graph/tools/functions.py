@@ -30,6 +30,7 @@ from hybridagi_steps.graph.tools.base import (
     node_signature,
     settled,
 )
+from hybridagi_steps.records.agent_step import AgentStep
 
 _MOST_YIELDED = 10_000
 """Values of a generator: more than a model could be shown."""
@@ -87,6 +88,10 @@ class CallTool(GraphTool):
     def from_prediction(self, prediction: dspy.Prediction) -> dict[str, Any]:
         """Return the arguments that a language model came up with."""
         return named_arguments(self.name, prediction["arguments"])
+
+    def prediction_of(self, step: AgentStep) -> dict[str, Any]:
+        """Return the arguments of a finished use as one object."""
+        return {"arguments": step.arguments}
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Check the names of the arguments."""

@@ -13,6 +13,7 @@ from hybridagi_steps.errors import InvalidSettingError, ToolInputError, UnknownT
 from hybridagi_steps.graph.predictors import chosen
 from hybridagi_steps.graph.tools.base import INPUTS, Asked, GraphTool, ToolUse, node_signature
 from hybridagi_steps.graph.tools.functions import CallTool, named_arguments, tools_by_name
+from hybridagi_steps.records.agent_step import AgentStep
 
 
 class ToolBox(GraphTool):
@@ -76,6 +77,10 @@ class ToolBox(GraphTool):
     def from_prediction(self, prediction: dspy.Prediction) -> dict[str, Any]:
         """Return the tool and the arguments that a language model came up with."""
         return {"tool": str(prediction["tool"]), "arguments": prediction["arguments"]}
+
+    def prediction_of(self, step: AgentStep) -> dict[str, Any]:
+        """Return the tool and the arguments of a finished use."""
+        return step.arguments
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Check the name of the tool and its arguments."""

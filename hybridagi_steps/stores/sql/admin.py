@@ -32,7 +32,6 @@ _PLACES = """SELECT value FROM meta WHERE substr(key, 1, 6) = 'place:'
     AND key IN ('place:' || CAST(? AS TEXT) || ':' || value, 'place:' || value) ORDER BY key"""
 """Without a namespace in files of earlier versions."""
 _NOTE_PLACE = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-_FORGET_ALL_LEARNED = "DELETE FROM meta WHERE substr(key, 1, ?) = ?"
 _OTHER_EMBEDDER = (
     "DELETE FROM embedding WHERE namespace = ?",
     """UPDATE namespace SET epoch = epoch + 1, vectors_through = 0, message_vectors_through = 0
@@ -172,30 +171,6 @@ class AdminTables(RetentionTables):
         """Note another file of texts of this store."""
         with self._db.writing() as connection:
             connection.execute(_NOTE_PLACE, (f"place:{self._namespace}:{place}", place))
-
-    def learned(self, name: str) -> str | None:
-        """Return what was kept under a name."""
-        with self._db.asking() as connection:
-            return self._noted(connection, f"{self._learned_from}{name}")
-
-    def keep_learned(self, name: str, value: str | None) -> None:
-        """Keep what was learned, or forget it."""
-        with self._db.writing() as connection:
-            self._note(connection, f"{self._learned_from}{name}", value)
-
-    def forget_learned(self) -> None:
-        """Forget all that was learned from this namespace."""
-        with self._db.writing() as connection:
-            self._forget_learned(connection)
-
-    def _forget_learned(self, connection: Connection) -> None:
-        begin = self._learned_from
-        connection.execute(_FORGET_ALL_LEARNED, (len(begin), begin))
-
-    @property
-    def _learned_from(self) -> str:
-        """How the keys of all that was learned from this namespace begin."""
-        return f"learned:{self._namespace}:"
 
     @abstractmethod
     def compact(self) -> tuple[str, ...]:

@@ -264,10 +264,6 @@ class CopiedTables(AdminTables, DerivedTables):
         found = connection.execute(_NOTED, (len(begin), begin)).fetchall()
         return {key[len(begin) :]: value for key, value in found}
 
-    def learned_values(self, connection: Connection) -> dict[str, str]:
-        """Return all that was learned from the namespace."""
-        return self.noted(connection, self._learned_from)
-
     def embedder_in(self, connection: Connection) -> Values:
         """Return the embedder with its dimension; None for both when there is none."""
         return connection.execute(_EMBEDDER, (self._namespace,)).fetchone() or (None, None)

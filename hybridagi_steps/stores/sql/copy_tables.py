@@ -107,7 +107,6 @@ class CopyTables(MovedTables):
             self._match_ordered(asked, table)
         for named in NAMED:
             self._match_named(asked, named)
-        self._match_learned(asked)
         self._drop_branches(asked)
         if asked.repairs and (asked.found or asked.unfinished):
             revoked = asked.source.revoked_through(asked.there)
@@ -368,13 +367,3 @@ class CopyTables(MovedTables):
         for row in rows:
             take_number(here)
             here.execute(written(named), row)
-
-    def _match_learned(self, asked: Comparison) -> None:
-        wanted = asked.source.learned_values(asked.there)
-        with self._db.asking() as here:
-            stored = self.learned_values(here)
-        for name in wanted.keys() | stored.keys():
-            if wanted.get(name) != stored.get(name):
-                asked.found.add("learned values", [name])
-                if asked.repairs:
-                    self.keep_learned(name, wanted.get(name))

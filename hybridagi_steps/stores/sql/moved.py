@@ -58,7 +58,6 @@ class MovedTables(CopiedTables):
             if place is not None:
                 self._refuse(connection, None)
             self._forget_all(connection)
-            self._forget_learned(connection)
             if place is not None:
                 self._refuse(connection, place)
 

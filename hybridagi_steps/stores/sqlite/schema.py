@@ -48,8 +48,6 @@ _OWED = {
     "part": "DELETE ON prompt_part",
     "revocation": "DELETE ON revocation",
     "reason": "UPDATE OF filter, reason ON revocation",
-    "forgotten": "DELETE ON meta WHEN old.key LIKE 'learned:%'",
-    "learned": "UPDATE OF value ON meta WHEN old.key LIKE 'learned:%'",
 }
 """What leaves something in the file that was deleted or overwritten: see 0013_compaction_owed."""
 _OWING = """CREATE TRIGGER IF NOT EXISTS owed_for_{} AFTER {} BEGIN

@@ -38,26 +38,6 @@ class AdminContract:
         store.append([step(id="a", run_id="r")])
         assert store.get(["a"])[0].score is None
 
-    def test_what_was_learned_is_kept_until_it_is_forgotten(
-        self, store: StepStore, other: StepStore
-    ) -> None:
-        assert store.learned("rank") is None
-        store.keep_learned("rank", "[1]")
-        store.keep_learned("rank", "[2]")
-        store.keep_learned("more", "[3]")
-        other.keep_learned("rank", "[4]")
-        assert (store.learned("rank"), store.learned("more")) == ("[2]", "[3]")
-        store.keep_learned("more", None)
-        store.keep_learned("more", None)
-        assert store.learned("more") is None
-        store.forget_learned()
-        assert store.learned("rank") is None
-        store.keep_learned("rank", "[5]")
-        store.clear()
-        assert store.learned("rank") is None
-        assert other.learned("rank") == "[4]"
-        assert store.verify() == []
-
     def test_stats_count(self, store: StepStore) -> None:
         store.append([step(run_id="r", session_id="s"), step(run_id="r"), step(vector=[1])])
         save_pending(store)
