@@ -124,8 +124,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.running.loop_guard import LoopGuard as LoopGuard
     from hybridagi_steps.running.pending_calls import UserQuestions as UserQuestions
     from hybridagi_steps.running.runner import StepRunner as StepRunner
-    from hybridagi_steps.running.runner import edit_from_sequence as edit_from_sequence
-    from hybridagi_steps.running.runner import retry_from_sequence as retry_from_sequence
     from hybridagi_steps.running.stopping import RunVetoed as RunVetoed
     from hybridagi_steps.running.stored_consents import ConsentRules as ConsentRules
     from hybridagi_steps.running.tool_calls import idempotent as idempotent
@@ -135,6 +133,9 @@ if TYPE_CHECKING:
     from hybridagi_steps.sessions.repository import fork_session as fork_session
     from hybridagi_steps.sessions.session_details import describe_session as describe_session
     from hybridagi_steps.sessions.session_details import session_details as session_details
+    from hybridagi_steps.sessions.session_handle import SessionHandle as SessionHandle
+    from hybridagi_steps.sessions.session_handle import edit_from_sequence as edit_from_sequence
+    from hybridagi_steps.sessions.session_handle import retry_from_sequence as retry_from_sequence
     from hybridagi_steps.stores.copying import CopyReport as CopyReport
     from hybridagi_steps.stores.retention import Retained as Retained
     from hybridagi_steps.token_counters import token_counter as token_counter
@@ -194,13 +195,14 @@ _NAMES = {
     "running.limits": "AgentSession StepRunnerConfig ToolRequest",
     "running.loop_guard": "LoopGuard",
     "running.pending_calls": "UserQuestions",
-    "running.runner": "StepRunner edit_from_sequence retry_from_sequence",
+    "running.runner": "StepRunner",
     "running.stopping": "RunVetoed",
     "running.stored_consents": "ConsentRules",
     "running.tool_calls": "idempotent",
     "running.tool_results": "cacheable",
     "sessions.repository": "SessionRepository compare_branches fork_session",
     "sessions.session_details": "describe_session session_details",
+    "sessions.session_handle": "SessionHandle edit_from_sequence retry_from_sequence",
     "stores.copying": "CopyReport",
     "stores.retention": "Retained",
     "token_counters": "token_counter",

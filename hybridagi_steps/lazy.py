@@ -54,6 +54,14 @@ def lazy_names(
     return load, listed, sorted(homes)
 
 
+def public_name(name: str) -> Any:
+    """Return what a name of this package stands for, loaded on first use.
+
+    For a method that is a shortcut to a room above its own, by the door that users take.
+    """
+    return getattr(import_module("hybridagi_steps"), name)
+
+
 def describe_fields(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Add the fields' docstrings to a JSON schema, as `json_schema_extra` of a model's config.
 

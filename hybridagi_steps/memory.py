@@ -72,6 +72,7 @@ from hybridagi_steps.validation import (
 if TYPE_CHECKING:
     from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.sessions.repository import SessionRepository
+    from hybridagi_steps.sessions.session_handle import SessionHandle
 
 _EVERYTHING = 2**62
 OPEN_MEMORIES: WeakValueDictionary[int, StepMemory] = WeakValueDictionary()
@@ -188,6 +189,20 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         own: dict[str, Any] = {"admit": self._admitted, "stored": self._count, "user_id": user_id}
         return SessionRepository(self._open_store, memory=self, **own)
 
+    def session(
+        self, session_id: str, program: object = None, *, user_id: str | None = None
+    ) -> SessionHandle:
+        """Return one session for code that does not await: `.ask`, `.messages`, `.retry`, `.fork`.
+
+        Args:
+            session_id: The session; a new one begins with its first message.
+            program: What answers in it: a StepRunner, or a DSPy module for one with usual limits.
+            user_id: The user that it acts for; see `repository`.
+        """
+        from hybridagi_steps.sessions.session_handle import SessionHandle
+
+        return SessionHandle(self.repository(user_id=user_id), session_id, program)
+
     def delete(self, ids: StepIds) -> int:
         """Delete steps, so that nothing reads them (their last bytes: `purge`); return how many."""
         deleted = self._open_store.delete(step_id_texts(ids))
@@ -282,24 +297,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
     def revocations(self) -> list[Revocation]:
         """Return what was revoked, when and why, oldest first, undone revocations included."""
         return self._open_store.revocations()
-
-    def learned(self, name: str) -> str | None:
-        """Return what was learned from this memory and kept under a name; None: nothing is.
-
-        It lies in the memory's own file and is copied with it.
-        """
-        return self._open_store.learned(name)
-
-    def keep_learned(self, name: str, value: str | None) -> None:
-        """Keep what was learned from this memory: numbers, never texts of steps.
-
-        `clear`, `purge` and `revoke` forget it, since it may come from what they take away.
-
-        Args:
-            name: Whose it is, such as `learned_rank`.
-            value: In the place of what was kept before; None forgets it.
-        """
-        self._open_store.keep_learned(name, value)
 
     def vacuum(self) -> None:
         """Delete what no session reads any more, and give the space of what is deleted back."""
