@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.recording import Recorded as Recorded
     from hybridagi_steps.recording import active_run_ids as active_run_ids
     from hybridagi_steps.recording import annotate as annotate
+    from hybridagi_steps.recording import autolog as autolog
     from hybridagi_steps.recording import in_context as in_context
     from hybridagi_steps.recording import record as record
     from hybridagi_steps.recording import record_step as record_step
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.event import StepEventType as StepEventType
     from hybridagi_steps.records.filters import StepFilter as StepFilter
     from hybridagi_steps.records.filters import StepHit as StepHit
+    from hybridagi_steps.records.listings import steps_frame as steps_frame
     from hybridagi_steps.records.message import MessageRole as MessageRole
     from hybridagi_steps.records.message import Step as Step
     from hybridagi_steps.records.message import StepMetrics as StepMetrics
@@ -181,12 +183,15 @@ _NAMES = {
     "programs.pipeline": "Pipeline",
     "programs.reranking": "LMStepReranker StepReranker",
     "programs.retriever": "StepRetriever",
-    "recording": "Recorded active_run_ids annotate in_context record record_step trajectory_of",
+    "recording": (
+        "Recorded active_run_ids annotate autolog in_context record record_step trajectory_of"
+    ),
     "recording.recorder": "StepRecorder",
     "recording_hooks": "note_recalled",
     "records.agent_step": "AgentStep AgentStepType",
     "records.event": "StepDelta StepEvent StepEventType",
     "records.filters": "StepFilter StepHit",
+    "records.listings": "steps_frame",
     "records.message": "MessageRole Step StepMetrics",
     "records.provenance": "Revocation",
     "records.run": "RunMetrics",

@@ -7,14 +7,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
+from dspy.utils.callback import BaseCallback
 
 import hybridagi_steps as hs
+from hybridagi_steps.exchange import import_file
 from tests.runner_cases import answering
+
+
+def action(tool: str) -> hs.AgentStep:
+    """A step of a tool."""
+    return hs.AgentStep(step_type=hs.AgentStepType.Action, inputs={"purpose": tool, "tool": tool})
 
 
 def in_terminal(code: Callable[[], Any]) -> Any:
@@ -126,3 +136,199 @@ class TestSessionsWithoutAwait:
                 memory.session("private", user_id="bob").messages  # noqa: B018
 
         anywhere(code)
+
+
+@pytest.fixture
+def agent() -> dspy.Module:
+    def find_flight(city: str) -> str:
+        """Look up the next flight to a city."""
+        return f"HAT742 leaves for {city} at 9:40"
+
+    return dspy.ReAct("question -> answer", tools=[find_flight])
+
+
+def react_lm() -> Any:
+    return hs.testing.scripted_lm(
+        {
+            "next_thought": ["I look it up.", "That is all."],
+            "next_tool_name": ["find_flight", "finish"],
+            "next_tool_args": [{"city": "Seattle"}, {}],
+            "reasoning": "The tool named the flight and its time.",
+            "answer": "HAT742, at 9:40.",
+        }
+    )
+
+
+class TestRecordingAFunction:
+    def test_each_call_is_a_run(self, memory: hs.StepMemory, agent: dspy.Module) -> None:
+        @hs.record(memory, session_id="desk")
+        def desk(question: str) -> str:
+            """Answer at the desk."""
+            return agent(question=question).answer
+
+        with dspy.context(lm=react_lm()):
+            assert desk("When to Seattle?") == desk(question="Once more?") == "HAT742, at 9:40."
+        assert desk.__name__ == "desk"
+        second, first = memory.runs()
+        assert (first.session_id, first.status) == ("desk", "completed")
+        assert "desk" in first.title
+        assert "When to Seattle?" in first.title
+        assert first.outputs == {"result": "HAT742, at 9:40."}
+        assert second.steps == first.steps > 4
+
+    def test_an_async_one_too(self, memory: hs.StepMemory) -> None:
+        predict = dspy.Predict("question -> answer")
+
+        @hs.record(memory)
+        async def desk(question: str) -> str:
+            return (await predict.acall(question=question)).answer
+
+        with dspy.context(lm=answering("A", "B")):
+            assert asyncio.run(desk("one")) == "A"
+        assert len(memory.runs()) == 1
+
+    def test_what_it_cannot_decorate_names_what_does(self, memory: hs.StepMemory) -> None:
+        def pieces() -> Any:
+            yield 1
+
+        with pytest.raises(hs.errors.InvalidSettingError, match=r"with hs\.record"):
+            hs.record(memory)(pieces)
+        with pytest.raises(hs.errors.InvalidSettingError, match="Recorded"):
+            hs.record(memory)(dspy.Predict("question -> answer"))
+        with pytest.raises(hs.errors.InvalidSettingError, match="function"):
+            hs.record(memory)("desk")  # pyright: ignore[reportArgumentType]
+
+
+class TestRecordingAll:
+    @pytest.fixture(autouse=True)
+    def settings(self) -> Iterator[None]:
+        kept = dict(dspy.settings.config)
+        yield
+        dspy.configure(**kept)
+
+    def test_autolog_records_each_call_once(
+        self, memory: hs.StepMemory, agent: dspy.Module
+    ) -> None:
+        dspy.configure(lm=react_lm(), callbacks=[])
+        for _ in range(3):
+            hs.autolog(memory)
+        agent(question="When to Seattle?")
+        assert len(memory.runs()) == 1
+        hs.autolog(memory, disable=True)
+        agent(question="And back?")
+        assert len(memory.runs()) == 1
+        assert dspy.settings.callbacks == []
+
+    def test_autolog_leaves_other_callbacks_and_changes_its_memory(
+        self, memory: hs.StepMemory, file_memory: hs.StepMemory, agent: dspy.Module
+    ) -> None:
+        mine = BaseCallback()
+        dspy.configure(lm=react_lm(), callbacks=[mine])
+        hs.autolog(memory)
+        hs.autolog(file_memory, user_id="ann")
+        agent(question="When to Seattle?")
+        assert len(memory.runs()) == 0
+        assert len(file_memory.runs(user_id="ann")) == 1
+        hs.autolog(disable=True)
+        assert dspy.settings.callbacks == [mine]
+        with pytest.raises(hs.errors.InvalidMemoryError):
+            hs.autolog()
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("guess", "right"),
+        [
+            ({"limit": 3}, "k=3"),
+            ({"top_k": 3}, "k=3"),
+            ({"n": 3}, "k=3"),
+            ({"user_id": "ann"}, "where={'user_id': 'ann'}"),
+            ({"session_id": "desk"}, "where={'session_id': 'desk'}"),
+            ({"filter": {"user_id": "ann"}}, "where={'user_id': 'ann'}"),
+            ({"threshold": 0.5}, "min_score"),
+        ],
+    )
+    def test_a_search_names_the_right_argument(
+        self, memory: hs.StepMemory, guess: dict[str, Any], right: str
+    ) -> None:
+        with pytest.raises(hs.errors.InvalidQueryError, match=re.escape(right)):
+            memory.search("refund", **guess)
+
+    def test_a_memory_exports_itself(self, memory: hs.StepMemory, tmp_path: Path) -> None:
+        memory.add(action("refund"))
+        assert memory.export(tmp_path / "steps.jsonl") == 1
+        again = hs.StepMemory(":memory:", embedder="hashing")
+        assert import_file(again, tmp_path / "steps.jsonl").added == 1
+
+    def test_steps_are_a_data_frame(self, memory: hs.StepMemory) -> None:
+        pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+        step = action("refund")
+        step.metrics = hs.StepMetrics(duration_ms=3.0, cost=0.5)
+        memory.add([step, action("cancel")])
+        frame = memory.to_pandas({"tools": ["refund"]})
+        assert isinstance(frame, pandas.DataFrame)
+        assert list(frame["tool"]) == ["refund"]
+        assert (frame["duration_ms"][0], frame["cost"][0]) == (3.0, 0.5)
+        assert "vector" not in frame
+        assert len(hs.steps_frame(memory.find())) == len(hs.steps_frame([step, step])) == 2
+        assert "tool" in hs.steps_frame([])
+
+    def test_without_pandas_the_command_is_named(
+        self, memory: hs.StepMemory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(hs.errors.MissingExtraError, match="pip install pandas"):
+            memory.to_pandas()
+
+    def test_a_run_says_what_it_took_and_gave(
+        self, memory: hs.StepMemory, agent: dspy.Module
+    ) -> None:
+        with dspy.context(lm=react_lm()), hs.record(memory) as run:
+            assert run.status == "running"
+            agent(question="When to Seattle?")
+        listed = memory.runs()[0]
+        for each in (run, listed):
+            assert each.status == "completed"
+            assert each.tokens is not None
+            assert each.tokens > 100
+            assert each.cost is None or each.cost >= 0
+            assert each.outputs is not None
+            assert each.outputs["answer"] == "HAT742, at 9:40."
+        assert run.cost == listed.cost
+        with dspy.context(lm=answering("At 9:40.")), hs.record(memory) as run:
+            dspy.Predict("question -> answer")(question="When?")
+        assert run.outputs == memory.runs()[0].outputs == {"answer": "At 9:40."}
+        with hs.record(memory) as run:
+            pass
+        assert (run.status, run.tokens, run.outputs) == ("", None, None)
+
+
+class TestAtThePrompt:
+    def test_one_of_each_is_one_readable_line(
+        self, memory: hs.StepMemory, agent: dspy.Module
+    ) -> None:
+        with dspy.context(lm=react_lm()), hs.record(memory, session_id="desk") as run:
+            agent(question="When to Seattle?")
+        step, hit, listed = run.steps.steps[1], memory.search("flight")[0], memory.runs()[0]
+        memory.session("trip").append({"role": "user", "content": "Where\nto?"})
+        message = memory.session("trip").messages[0]
+        for one in (step, hit, listed, message):
+            assert "\n" not in repr(one)
+            assert len(repr(one)) <= 200
+        assert "find_flight" in repr(step)
+        assert "Seattle" in repr(step)
+        assert str(step.id) in repr(step)
+        assert f"{hit.score:.3f}" in repr(hit)
+        assert run.id in repr(listed)
+        assert "completed" in repr(listed)
+        assert repr(message) == "<message 1 of session 'trip', user: Where to?>"
+
+    def test_a_run_draws_its_tree(self, memory: hs.StepMemory, agent: dspy.Module) -> None:
+        with dspy.context(lm=react_lm()), hs.record(memory) as run:
+            agent(question="When to Seattle?")
+        assert repr(run) == str(run) == repr(run.steps)
+        with hs.record(memory) as run:
+            pass
+        assert repr(run) == f"<run {run.id}, no steps>"
+        memory.close()
+        assert "closed" in repr(run)

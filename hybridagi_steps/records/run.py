@@ -7,7 +7,7 @@ long as the slowest of them, while their tokens and their price add up all the s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from html import escape
 from typing import Any, Literal, NamedTuple, Self
@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hybridagi_steps.errors import RunFailedError
 from hybridagi_steps.lazy import describe_fields
+from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
+from hybridagi_steps.records.step_identity import is_end
 from hybridagi_steps.records.step_text import cut
 
 How = Literal["sequential", "parallel"]
@@ -111,6 +113,37 @@ def _fold(fold: Callable[[list[float]], float], *values: float | None) -> float 
     """Return the sum, least or largest of what was measured, None when nothing was."""
     measured = [value for value in values if value is not None]
     return fold(measured) if measured else None
+
+
+def run_metrics(steps: Sequence[AgentStep]) -> RunMetrics:
+    """Return what the steps of a run cost together, and how long it took."""
+    metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
+    # What the outermost steps took is the time of all inside of them.
+    taken = [
+        step.metrics.duration_ms
+        for step in _outermost(steps)
+        if step.metrics is not None and step.metrics.duration_ms is not None
+    ]
+    metrics.duration_ms = sum(taken) if taken else None
+    return metrics
+
+
+def run_outputs(steps: Sequence[AgentStep]) -> dict[str, Any] | None:
+    """Return what a run gave: the outputs of the last outermost step; None: nothing has ended."""
+    ended = [step for step in _outermost(steps) if step.step_type != "ProgramCall"]
+    return ended[-1].outputs if ended else None
+
+
+def _outermost(steps: Sequence[AgentStep]) -> list[AgentStep]:
+    """Return the steps of a run that stand in no program of it; an end stands in its own call."""
+    around = {
+        id_text(step.id): step.program_id for step in steps if step.step_type == "ProgramCall"
+    }
+    return [
+        step
+        for step in steps
+        if (around.get(step.program_id or "") if is_end(step) else step.program_id) not in around
+    ]
 
 
 class RunResult(NamedTuple):
