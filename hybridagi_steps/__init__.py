@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.recording import Recorded as Recorded
     from hybridagi_steps.recording import active_run_ids as active_run_ids
     from hybridagi_steps.recording import annotate as annotate
+    from hybridagi_steps.recording import autolog as autolog
     from hybridagi_steps.recording import in_context as in_context
     from hybridagi_steps.recording import record as record
     from hybridagi_steps.recording import record_step as record_step
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.event import StepEventType as StepEventType
     from hybridagi_steps.records.filters import StepFilter as StepFilter
     from hybridagi_steps.records.filters import StepHit as StepHit
+    from hybridagi_steps.records.listings import steps_frame as steps_frame
     from hybridagi_steps.records.message import MessageRole as MessageRole
     from hybridagi_steps.records.message import Step as Step
     from hybridagi_steps.records.message import StepMetrics as StepMetrics
@@ -124,8 +126,6 @@ if TYPE_CHECKING:
     from hybridagi_steps.running.loop_guard import LoopGuard as LoopGuard
     from hybridagi_steps.running.pending_calls import UserQuestions as UserQuestions
     from hybridagi_steps.running.runner import StepRunner as StepRunner
-    from hybridagi_steps.running.runner import edit_from_sequence as edit_from_sequence
-    from hybridagi_steps.running.runner import retry_from_sequence as retry_from_sequence
     from hybridagi_steps.running.stopping import RunVetoed as RunVetoed
     from hybridagi_steps.running.stored_consents import ConsentRules as ConsentRules
     from hybridagi_steps.running.tool_calls import idempotent as idempotent
@@ -135,6 +135,9 @@ if TYPE_CHECKING:
     from hybridagi_steps.sessions.repository import fork_session as fork_session
     from hybridagi_steps.sessions.session_details import describe_session as describe_session
     from hybridagi_steps.sessions.session_details import session_details as session_details
+    from hybridagi_steps.sessions.session_handle import SessionHandle as SessionHandle
+    from hybridagi_steps.sessions.session_handle import edit_from_sequence as edit_from_sequence
+    from hybridagi_steps.sessions.session_handle import retry_from_sequence as retry_from_sequence
     from hybridagi_steps.stores.copying import CopyReport as CopyReport
     from hybridagi_steps.stores.retention import Retained as Retained
     from hybridagi_steps.token_counters import token_counter as token_counter
@@ -180,12 +183,15 @@ _NAMES = {
     "programs.pipeline": "Pipeline",
     "programs.reranking": "LMStepReranker StepReranker",
     "programs.retriever": "StepRetriever",
-    "recording": "Recorded active_run_ids annotate in_context record record_step trajectory_of",
+    "recording": (
+        "Recorded active_run_ids annotate autolog in_context record record_step trajectory_of"
+    ),
     "recording.recorder": "StepRecorder",
     "recording_hooks": "note_recalled",
     "records.agent_step": "AgentStep AgentStepType",
     "records.event": "StepDelta StepEvent StepEventType",
     "records.filters": "StepFilter StepHit",
+    "records.listings": "steps_frame",
     "records.message": "MessageRole Step StepMetrics",
     "records.provenance": "Revocation",
     "records.run": "RunMetrics",
@@ -194,13 +200,14 @@ _NAMES = {
     "running.limits": "AgentSession StepRunnerConfig ToolRequest",
     "running.loop_guard": "LoopGuard",
     "running.pending_calls": "UserQuestions",
-    "running.runner": "StepRunner edit_from_sequence retry_from_sequence",
+    "running.runner": "StepRunner",
     "running.stopping": "RunVetoed",
     "running.stored_consents": "ConsentRules",
     "running.tool_calls": "idempotent",
     "running.tool_results": "cacheable",
     "sessions.repository": "SessionRepository compare_branches fork_session",
     "sessions.session_details": "describe_session session_details",
+    "sessions.session_handle": "SessionHandle edit_from_sequence retry_from_sequence",
     "stores.copying": "CopyReport",
     "stores.retention": "Retained",
     "token_counters": "token_counter",

@@ -16,7 +16,7 @@ import functools
 import os
 import threading
 from _thread import RLock  # the class; `threading.RLock` is a function
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -141,6 +141,24 @@ async def in_thread(call: Callable[[], T]) -> T:
         if not work.cancel():
             await _ended(work)
         raise
+
+
+def run_sync(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Return what an async call returns, for code that does not await.
+
+    Where an event loop runs, as in a notebook, it stands still meanwhile: another one, in a thread
+    of its own, does the work in the caller's context.
+    """
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(call())
+    from anyio.from_thread import start_blocking_portal
+
+    with start_blocking_portal() as portal:  # who is interrupted here cancels the work
+        return portal.call(call)
 
 
 async def in_program_thread(call: Callable[[], T]) -> T:

@@ -54,6 +54,14 @@ def lazy_names(
     return load, listed, sorted(homes)
 
 
+def public_name(name: str, room: str = "") -> Any:
+    """Return what a name of this package, or of one of its rooms, stands for; loaded on first use.
+
+    For a method that is a shortcut to a room above its own, by the door that users take.
+    """
+    return getattr(import_module(f"hybridagi_steps{room and '.'}{room}"), name)
+
+
 def describe_fields(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Add the fields' docstrings to a JSON schema, as `json_schema_extra` of a model's config.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 from weakref import WeakValueDictionary
 
 from hybridagi_steps.embedders.resolution import AUTO, EmbedderBinding
@@ -36,7 +36,7 @@ from hybridagi_steps.protocols import (
 )
 from hybridagi_steps.recording_hooks import note_steps
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, unknown_argument
 from hybridagi_steps.records.listings import StepHits
 from hybridagi_steps.records.provenance import Revocation
 from hybridagi_steps.records.redaction import Redact, redacted
@@ -72,6 +72,7 @@ from hybridagi_steps.validation import (
 if TYPE_CHECKING:
     from hybridagi_steps.dspy_types import AgentStepList, Query, QueryList, QueryWithSteps
     from hybridagi_steps.sessions.repository import SessionRepository
+    from hybridagi_steps.sessions.session_handle import SessionHandle
 
 _EVERYTHING = 2**62
 OPEN_MEMORIES: WeakValueDictionary[int, StepMemory] = WeakValueDictionary()
@@ -187,6 +188,20 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
 
         own: dict[str, Any] = {"admit": self._admitted, "stored": self._count, "user_id": user_id}
         return SessionRepository(self._open_store, memory=self, **own)
+
+    def session(
+        self, session_id: str, program: object = None, *, user_id: str | None = None
+    ) -> SessionHandle:
+        """Return one session for code that does not await: `.ask`, `.messages`, `.retry`, `.fork`.
+
+        Args:
+            session_id: The session; a new one begins with its first message.
+            program: What answers in it: a StepRunner, or a DSPy module for one with usual limits.
+            user_id: The user that it acts for; see `repository`.
+        """
+        from hybridagi_steps.sessions.session_handle import SessionHandle
+
+        return SessionHandle(self.repository(user_id=user_id), session_id, program)
 
     def delete(self, ids: StepIds) -> int:
         """Delete steps, so that nothing reads them (their last bytes: `purge`); return how many."""
@@ -372,6 +387,7 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
         expand: Expand | None = None,
         min_score: float | None = None,
         aim: Aim | None = None,
+        **others: Never,
     ) -> StepHits:
         """Find past steps by meaning and words.
 
@@ -385,13 +401,16 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
             aim: What it is for: `next`, what was done in a state like this one (the query is the
                 last step, or has `steps`); `episode`, the run that did this; `tool`, which tool
                 can do this. Each finds worse what it is not for, so none is guessed.
+            others: Refused, by the name of the argument that does it.
 
         Raises:
-            InvalidQueryError: An empty query, k below 1, an unknown mode, aim, expansion or
-                `min_score`; `next` of a query without a step.
+            InvalidQueryError: An empty query, k below 1, an unknown mode, aim, expansion, argument
+                or `min_score`; `next` of a query without a step.
             InvalidFilterError: An unknown key in `where`.
             EmbedderError: The embedder failed; `mode="lexical"` works without it.
         """
+        if others:
+            raise unknown_argument(**others)
         hits = self.searcher.search(
             query, k, for_recall(where), mode=mode, expand=expand, min_score=min_score, aim=aim
         )

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
+from weakref import WeakSet
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.records.agent_step import id_text
 
 
@@ -37,6 +40,26 @@ class RunInFlight(NamedTuple):
     tags: Mapping[str, Any] = MappingProxyType({})
     """What the metadata of each of its steps says."""
 
+    @classmethod
+    def of(
+        cls,
+        run_id: str,
+        session_id: str | None,
+        user_id: str | None,
+        scope: str | None,
+        tags: Mapping[str, Any],
+    ) -> RunInFlight:
+        """Return what is known of a run, whose id (RFC 9562) says when it began."""
+        began = datetime.fromtimestamp((UUID(run_id).int >> _BELOW_TIME) / 1000, UTC)
+        started_at = began.isoformat(timespec="microseconds")
+        return cls(run_id, started_at, session_id, user_id, scope, tags=tags)
+
+
+class _Recorder(Protocol):
+    @property
+    def memory(self) -> Any: ...
+    def runs_in_flight(self) -> Iterable[RunInFlight]: ...
+
 
 Recalled = Mapping[str, str | None]
 """Ids of steps and messages, each with the run it belongs to, None where that is not known."""
@@ -44,6 +67,9 @@ Recalled = Mapping[str, str | None]
 _listeners: list[Callable[[Recalled], None]] = []
 _users: list[Callable[[object], str | None]] = []
 _runs: list[Callable[[object], Iterable[RunInFlight]]] = []
+_recorders: WeakSet[_Recorder] = WeakSet()
+_lock = ForkSafeLock()
+_BELOW_TIME = 80  # bits of an id behind its milliseconds
 _quiet: ContextVar[bool] = ContextVar("hybridagi_steps_recall_quiet", default=False)
 
 
@@ -96,9 +122,18 @@ def tell_of_runs(runs_of: Callable[[object], Iterable[RunInFlight]]) -> None:
     _runs.append(runs_of)
 
 
+def watch(recorder: _Recorder) -> None:
+    """Have a recorder asked for its runs, as long as it is there."""
+    with _lock:
+        _recorders.add(recorder)
+
+
 def runs_in_flight(memory: object) -> dict[str, RunInFlight]:
     """Return the runs in flight that are recorded into a memory, by their ids, newest first."""
-    found = [run for runs_of in _runs for run in runs_of(memory)]
+    with _lock:
+        known = list(_recorders)
+    found = [run for each in known if each.memory is memory for run in each.runs_in_flight()]
+    found += [run for runs_of in _runs for run in runs_of(memory)]
     return {run.run_id: run for run in sorted(found, key=lambda run: run.started_at, reverse=True)}
 
 

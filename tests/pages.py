@@ -2,8 +2,9 @@
 
 Python blocks of a page run one after the other, as at the Python prompt or in the cells of a
 notebook: what is printed, and then the value of the last line, stands in a block `output` below.
-A block that awaits at its top runs in an event loop, as in a notebook; no other one does. No
-language model is set but by the page itself, and "auto" is the embedder that comes with the core.
+A block that awaits at its top runs in an event loop, as in a notebook; no other one does, unless
+the page is run as a notebook, where one loop goes on below all of them. No language model is set
+but by the page itself, and "auto" is the embedder that comes with the core.
 """
 
 # DSPy ships no types.
@@ -13,13 +14,16 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import inspect
 import io
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import chdir, contextmanager, redirect_stdout
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from pprint import pformat
 from textwrap import wrap
@@ -66,15 +70,19 @@ def comparable(output: str) -> str:
     return output.strip()
 
 
-def executed(page: Path) -> str:
+def executed(page: Path, kernel: Kernel | None = None) -> str:
     """Run a page in an empty folder; return its text with the outputs of this run.
 
     An output that says the same as the one that stands there stays as it is.
+
+    Args:
+        page: Its file.
+        kernel: That of a notebook; None: as a script.
     """
     names: dict[str, Any] = {"__name__": page.stem}
 
-    def run(block: re.Match[str]) -> str:
-        output = _cut(_output(block["code"], names, page.name))
+    def run_block(block: re.Match[str]) -> str:
+        output = _cut(_output(block["code"], names, page.name, kernel))
         if comparable(output) == comparable(block["output"] or ""):
             return block[0]
         shown = f"\n```output\n{output}```\n" if output else ""
@@ -82,14 +90,14 @@ def executed(page: Path) -> str:
 
     with _own_folder():
         try:
-            return _BLOCK.sub(run, page.read_text("utf-8"))
+            return _BLOCK.sub(run_block, page.read_text("utf-8"))
         finally:
             for value in names.values():
                 if isinstance(value, hs.StepMemory):
                     value.close()
 
 
-def _output(code: str, names: dict[str, Any], where: str) -> str:
+def _output(code: str, names: dict[str, Any], where: str, kernel: Kernel | None) -> str:
     """Run one block; return what is printed, and the value of its last line."""
     tree = ast.parse(code)
     last = tree.body[-1] if tree.body else None
@@ -97,10 +105,10 @@ def _output(code: str, names: dict[str, Any], where: str) -> str:
     with redirect_stdout(io.StringIO()) as printed:
         if isinstance(last, ast.Expr):
             tree.body.pop()
-            _run(tree, "exec", names, where)
-            value = _run(ast.Expression(last.value), "eval", names, where)
+            _run(tree, "exec", names, where, kernel)
+            value = _run(ast.Expression(last.value), "eval", names, where, kernel)
         else:
-            _run(tree, "exec", names, where)
+            _run(tree, "exec", names, where, kernel)
         if value is not None and not isinstance(value, dspy.Module):
             print(pformat(value, width=WIDTH, sort_dicts=False) if plain(value) else repr(value))
     return printed.getvalue().replace(str(Path.cwd()), "/work")
@@ -111,10 +119,46 @@ def plain(value: object) -> bool:
     return type(value) in (list, dict, tuple)
 
 
-def _run(tree: ast.Module | ast.Expression, mode: str, names: dict[str, Any], where: str) -> Any:
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    value = eval(compile(tree, where, mode, flags, dont_inherit=True), names)  # noqa: S307
-    return asyncio.run(value) if asyncio.iscoroutine(value) else value
+def _run(
+    tree: ast.Module | ast.Expression,
+    mode: str,
+    names: dict[str, Any],
+    where: str,
+    kernel: Kernel | None,
+) -> Any:
+    code = compile(tree, where, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    cell = partial(eval, code, names)
+    awaits = code.co_flags & inspect.CO_COROUTINE
+    if kernel is None:
+        return asyncio.run(cell()) if awaits else cell()
+    return kernel.awaited(cell) if awaits else kernel.called(cell)
+
+
+class Kernel:
+    """Runs cells as a notebook does: in one event loop and one context."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._context = loop, copy_context()
+
+    def awaited(self, cell: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return what a cell returns that awaits."""
+        return self._loop.run_until_complete(self._loop.create_task(cell(), context=self._context))
+
+    def called(self, cell: Callable[[], Any]) -> Any:
+        """Return what a cell returns that does not; in no task, for there DSPy is not configured.
+
+        A notebook is an exception that DSPy makes.
+        """
+        outcome = self._loop.create_future()
+
+        def call() -> None:
+            try:
+                outcome.set_result(cell())
+            except Exception as error:  # noqa: BLE001, RUF100 - whatever a page raises
+                outcome.set_exception(error)
+
+        self._loop.call_soon(call, context=self._context)
+        return self._loop.run_until_complete(outcome)
 
 
 def _cut(output: str) -> str:

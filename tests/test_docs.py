@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from hybridagi_steps.search.lineage import FOLLOWING
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
 from hybridagi_steps.validation import MAX_ID_LENGTH
 from tests import reference
-from tests.pages import DOCS, PAGES, WIDTH, executed
+from tests.pages import DOCS, PAGES, WIDTH, Kernel, executed
 
 REAL_MODEL = 'dspy.configure(lm=dspy.LM("openai/'
 EXTRAS = {"hs.plots": "matplotlib", "matplotlib": "matplotlib", "DurableRunner": "dbos"}
@@ -44,26 +46,40 @@ def commands() -> list[list[str]]:
     return [shlex.split(call)[1:] for call in calls if call.startswith("hybridagi-steps ")]
 
 
+def check_extras(page: Path) -> None:
+    """Skip a page that shows what is not installed."""
+    program = "\n".join(blocks(page, "python"))
+    for name, package in EXTRAS.items():
+        if name in program and find_spec(package) is None:
+            pytest.skip(f"{name} needs {package}")
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    """What runs the cells of a notebook."""
+    with asyncio.Runner() as runner:
+        yield Kernel(runner.get_loop())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 class TestPage:
     def test_its_python_runs_and_gives_what_stands_below(
         self, page: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        program = "\n".join(blocks(page, "python"))
-        for name, package in EXTRAS.items():
-            if name in program and find_spec(package) is None:
-                pytest.skip(f"{name} needs {package}")
+        check_extras(page)
         assert executed(page) == page.read_text("utf-8"), f"python -m tests.pages {page.stem}"
+
+    def test_it_runs_in_a_notebook_too(self, page: Path, kernel: Kernel) -> None:
+        check_extras(page)
+        assert executed(page, kernel) == page.read_text("utf-8")
 
     def test_a_page_says_how_to_set_a_model_where_it_scripts_one(self, page: Path) -> None:
         program = blocks(page, "python")
         scripted = [block for block in program if "scripted_lm(" in block]
         assert not scripted or (scripted[0] == program[0] and REAL_MODEL in program[0])
 
-    def test_blocks_await_as_a_notebook_or_run_as_a_script(self, page: Path) -> None:
-        for block in blocks(page, "python"):
-            awaits = re.search(r"^(\w+ = )?await ", block, re.MULTILINE) is not None
-            assert not (awaits and "asyncio.run(" in block)
+    def test_no_block_runs_an_event_loop_inside_that_of_a_notebook(self, page: Path) -> None:
+        assert not [block for block in blocks(page, "python") if "asyncio.run(" in block]
 
     def test_its_lines_of_code_fit_a_page(self, page: Path) -> None:
         code = "\n".join(blocks(page, "python") + blocks(page, "bash")).split("\n")

@@ -12,6 +12,7 @@ import json
 import pkgutil
 import re
 import shutil
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import dspy
 import pytest
 
 import hybridagi_steps
+from tests.pages import Kernel
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -33,10 +35,20 @@ def blocks(language: str) -> list[str]:
 MOST_LINES = 150
 
 
+@pytest.mark.parametrize("kernel", [False, True], ids=["terminal", "kernel"])
 def test_the_python_of_the_readme_runs_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kernel: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The first block runs as pasted, and the others after it with the line named below it."""
+
+    def run(code: str) -> None:
+        cell = partial(exec, compile(code, "README.md", "exec", dont_inherit=True), names)
+        with asyncio.Runner() as runner:
+            Kernel(runner.get_loop()).called(cell) if kernel else cell()
+
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "readme"}
     first, *others = blocks("python")
@@ -46,10 +58,10 @@ def test_the_python_of_the_readme_runs_from_top_to_bottom(
     assert len(others) == 3
     kept = dict(dspy.settings.config)
     try:
-        exec(compile(first, "README.md", "exec", dont_inherit=True), names)  # noqa: S102
+        run(first)
         assert [capsys.readouterr().out] == blocks("text")
-        exec(compile(program, "README.md", "exec", dont_inherit=True), names)  # noqa: S102
-        assert len(asyncio.run(names["repo"].attempts("trip"))) == 2
+        run(program)
+        assert len(names["trip"].attempts) == 2
     finally:
         dspy.configure(**kept)
         names["memory"].close()

@@ -125,11 +125,9 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first, without trials: what each was asked, how it ended, what it took."""
-    from hybridagi_steps.server.views import run_costs
-
     with existing(db, namespace) as memory:
         found = memory.runs(limit=limit, offset=offset, scope=scope)
-        told = [run._asdict() | run_costs(memory.run_steps(run.run_id)) for run in found]
+        told = [run._asdict() | {"tokens": run.tokens, "cost": run.cost} for run in found]
     if as_json:
         print_json(told)
     elif not found:

@@ -90,6 +90,14 @@ def step_view(step: Mapping[str, Any]) -> StepView:
     )
 
 
+def step_line(step: Mapping[str, Any]) -> str:
+    """Return one step as a line without its id: its place, what was done, what came of it."""
+    view = step_view(step)
+    told = [view.hop, view.kind, view.title, view.status, view.about]
+    text = " ".join(filter(None, told))
+    return line(f"{line(text, _SHORT)} → {view.outcome}" if view.outcome else text, 2 * _SHORT - 30)
+
+
 def hit_view(rank: int, hit: Mapping[str, Any]) -> HitView:
     """Return one hit as texts."""
     score = _number(hit.get("score")) or 0.0

@@ -55,7 +55,7 @@ from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, new_id
 from hybridagi_steps.records.redaction import Redact, redacted
-from hybridagi_steps.running.execution import RunResult
+from hybridagi_steps.records.run import RunResult
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.starting import check_message, session_of

@@ -91,9 +91,11 @@ class InvalidSettingError(StepsError, ValueError):
 class MissingExtraError(StepsError, ImportError):
     """An optional dependency is not installed."""
 
-    def __init__(self, what: str, extra: str) -> None:
+    def __init__(self, what: str, extra: str, command: str | None = None) -> None:
         super().__init__(
-            f"for {what} an extra is missing: pip install 'hybridagi-steps[{extra}]', or in a "
+            f"for {what} {extra} is missing: {command}."
+            if command is not None
+            else f"for {what} an extra is missing: pip install 'hybridagi-steps[{extra}]', or in a "
             f"checkout pip install '.[{extra}]'."
         )
         self.extra = extra

@@ -14,6 +14,7 @@ from hybridagi_steps.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hybridagi_steps.recording.blocks import RunHandle as RunHandle
+    from hybridagi_steps.recording.blocks import autolog as autolog
     from hybridagi_steps.recording.blocks import in_context as in_context
     from hybridagi_steps.recording.blocks import record as record
     from hybridagi_steps.recording.manual_steps import annotate as annotate
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _NAMES = {
-    "blocks": "RunHandle in_context record",
+    "blocks": "RunHandle autolog in_context record",
     "manual_steps": "annotate record_step",
     "recorded_program": "Recorded",
     "recorder": "StepRecorder active_run_ids",

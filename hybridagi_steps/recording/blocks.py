@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar, cast
 
+import dspy
 from dspy.dsp.utils.settings import thread_local_overrides
 
 from hybridagi_steps.display.view import plural
@@ -26,10 +27,12 @@ from hybridagi_steps.errors import (
     StepsError,
 )
 from hybridagi_steps.recording.call_tree import Labels, Run, on_own_strand
+from hybridagi_steps.recording.manual_steps import record_step
 from hybridagi_steps.recording.recorder import StepRecorder, active_recorders
 from hybridagi_steps.recording.scopes import CALLBACKS, active_callbacks, override, own_callbacks
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.agent_step import AgentStep, shown
+from hybridagi_steps.records.run import RunMetrics, run_metrics, run_outputs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,18 +76,52 @@ class RunHandle:
             raise InvalidStepError(f"feedback is a text, not {type(feedback).__name__}.")
         self._memory.score(self._run.id, value, feedback)
 
+    @property
+    def status(self) -> str:
+        """running, completed, failed, cancelled or interrupted; empty: nothing was recorded."""
+        where = {"run_id": self.id}
+        return next((run.status for run in self._memory.runs(where, limit=1, scope="*")), "")
+
+    @property
+    def metrics(self) -> RunMetrics:
+        """What its steps so far cost together, and how long they took."""
+        return run_metrics(self._listed)
+
+    @property
+    def tokens(self) -> int | None:
+        """The tokens that it took, prompts and answers together; None: nobody counted."""
+        return self.metrics.total_tokens
+
+    @property
+    def cost(self) -> float | None:
+        """Its price in US dollars, as the LM client reports it; None: nobody said."""
+        return self.metrics.cost
+
+    @property
+    def outputs(self) -> dict[str, Any] | None:
+        """What its last outermost program gave, by field; None: none has ended."""
+        return run_outputs(self._listed)
+
+    @property
+    def _listed(self) -> list[AgentStep]:
+        found = self.steps
+        return list(getattr(found, "steps", found))
+
     def __repr__(self) -> str:
-        return f"<run {self.id}>"
+        """The tree of its steps."""
+        try:
+            return repr(self.steps) if self._listed else f"<run {self.id}, no steps>"
+        except StepsError as error:
+            return f"<run {self.id}: {error}>"
 
     def _repr_html_(self) -> str:
         """Show the tree of its steps in a notebook."""
         from hybridagi_steps.display import steps_html
 
         try:
-            found = self.steps
+            steps = self._listed
         except StepsError as error:
             return steps_html([], title=f"run {self.id}: {error}")
-        steps: list[AgentStep] = list(getattr(found, "steps", found))
         title = f"run {self.id}, {plural(len(steps), 'step')}"
         return steps_html([shown(step) for step in steps], title=title)
 
@@ -92,7 +129,8 @@ class RunHandle:
 class record:  # noqa: N801 - reads as a statement: with record(memory)
     """Record everything that runs in a block, as one run.
 
-    Works with `with` and `async with`, around sync and async programs. Inside a run that is active
+    Works with `with` and `async with`, around sync and async programs, and as a decorator of a
+    function, sync or async, of which each call is a run then. Inside a run that is active
     on the same memory the block joins it. What goes wrong in recording never reaches the program;
     it stands in `run.errors` and in the log.
 
@@ -140,6 +178,34 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
         block = next((b for b in newest_first if b.stands_here), newest_first[0])
         self._entered.remove(block)
         block.leave()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Record each call of a function as a run, the function as its outermost program.
+
+        Raises:
+            InvalidSettingError: A DSPy module, a generator, or nothing that is called.
+        """
+        if isinstance(function, dspy.Module):
+            raise InvalidSettingError("hs.record is for functions; hs.Recorded(program, memory).")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidSettingError(
+                f"{function.__name__} is a generator: record who consumes it, with hs.record(…)."
+            )
+        if not callable(function):
+            raise InvalidSettingError(f"hs.record decorates a function, not {function!r:.80}.")
+        program = record_step(kind="program")(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return program(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with self:
+                return await cast("Any", program(*args, **kwargs))
+
+        return cast("Callable[P, R]", acall) if inspect.iscoroutinefunction(function) else call
 
     async def __aenter__(self) -> RunHandle:
         return self.__enter__()
@@ -215,6 +281,53 @@ def _without_closed(recorders: Sequence[StepRecorder]) -> list[StepRecorder]:
 
 def _is_closed(callback: object) -> bool:
     return isinstance(callback, StepRecorder) and callback.closed
+
+
+class _ProcessRecorder(StepRecorder):
+    """What `autolog` has configured."""
+
+    labels: dict[str, Any]
+
+
+def autolog(
+    memory: Any = None,
+    *,
+    disable: bool = False,
+    session_id: str | None = None,
+    user_id: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+    keep_prompts: bool = False,
+) -> None:
+    """Record every DSPy program that this process calls from now on, each outermost call as a run.
+
+    It sets `callbacks` of `dspy.configure`, beside those that are there, so it is called where that
+    may be. Called again it changes the memory and the labels; what stands there already stays.
+
+    Args:
+        memory: Where steps go.
+        disable: Turn it off; what runs is recorded to its end.
+        session_id: The session the steps belong to.
+        user_id: Whose history it is.
+        tags: Kept in each step's metadata.
+        keep_prompts: Whether what models are sent and give is kept, too.
+
+    Raises:
+        InvalidMemoryError: `memory` has no `add` and `run`, or keeps no prompts.
+        InvalidStepError: A label that no step can carry.
+    """
+    labels: dict[str, Any] = {"session_id": session_id, "user_id": user_id, "tags": tags}
+    labels["keep_prompts"] = keep_prompts
+    before: list[Any] = dspy.settings.callbacks
+    others = [each for each in before if not isinstance(each, _ProcessRecorder)]
+    if disable:
+        dspy.configure(callbacks=others)
+        return
+    recorder = _ProcessRecorder(memory, **labels)
+    recorder.labels = labels
+    recorders = (each for each in before if isinstance(each, StepRecorder))
+    same = [each for each in recorders if each.memory is memory]
+    if not any(getattr(each, "labels", labels) == labels for each in same):
+        dspy.configure(callbacks=[*others, recorder])
 
 
 def in_context(function: Callable[P, R]) -> Callable[P, R]:

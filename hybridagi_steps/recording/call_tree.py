@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.errors import InvalidSettingError, InvalidStepError
-from hybridagi_steps.recording_hooks import Recalled
+from hybridagi_steps.recording_hooks import Recalled, RunInFlight
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.validation import check_id
 
@@ -245,6 +245,10 @@ class Run:
         # disk; reentrant, because storing may run a redaction that is itself a program.
         self._lock = threading.RLock()
         _runs.add(self)
+
+    def in_flight(self, labels: Labels, scope: str | None) -> RunInFlight:
+        """Return what listings show of it."""
+        return RunInFlight.of(self.id, labels.session_id, labels.user_id, scope, labels.tags)
 
     def unlock_in_child(self) -> None:
         """Forget who held the lock: that thread stayed behind in the parent process."""

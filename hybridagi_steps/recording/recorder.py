@@ -45,7 +45,6 @@ from hybridagi_steps.recording.call_tree import (
     parent_and_joins,
     settle,
 )
-from hybridagi_steps.recording.in_flight import in_flight, watch
 from hybridagi_steps.recording.scopes import active_callbacks, current_scope
 from hybridagi_steps.recording.step_writer import (
     KeepPrompts,
@@ -59,7 +58,7 @@ from hybridagi_steps.recording.step_writer import (
 from hybridagi_steps.recording.trials import current_level, watch_trials
 from hybridagi_steps.recording.usage import StreamClock, Usage, UsageListener
 from hybridagi_steps.recording.values import request_of, with_answer
-from hybridagi_steps.recording_hooks import Recalled, RunInFlight, listen
+from hybridagi_steps.recording_hooks import Recalled, RunInFlight, listen, watch
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.records.prompts import LMCall
@@ -168,10 +167,10 @@ class StepRecorder(BaseCallback):
     def runs_in_flight(self) -> Iterator[RunInFlight]:
         """Yield the run of its block, and those of its calls."""
         if self.run is not None and not self.closed:
-            yield in_flight(self.run, self._labels, self._labels.scope)
+            yield self.run.in_flight(self._labels, self._labels.scope)
         for call in list(self._shared.tree.values()):
             if call.run is not None:
-                yield in_flight(call.run, call.labels, call.scope)
+                yield call.run.in_flight(call.labels, call.scope)
 
     @property
     def memory(self) -> Any:

@@ -182,6 +182,12 @@ class AgentStep(BaseModel):
             return END_PROGRAM_TEMPLATE.format(hop=self.hop, program=program)
         return f"--- Step {self.hop} ---\n{kind}: {_indented(self.outputs)}"
 
+    def __repr__(self) -> str:
+        """The step in one line: what was done, what came of it, its id."""
+        from hybridagi_steps.display.view import step_line
+
+        return f"<step {step_line(shown(self))}, {self.id}>"
+
     def to_dict(self) -> dict[str, str]:
         """Return the step as prompt data: its text and nothing else."""
         return {"step": str(self)}

@@ -14,7 +14,7 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from hybridagi_steps.errors import InvalidFilterError
+from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text, shown
 from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, WISHES, StepKey
@@ -27,6 +27,8 @@ Kind = Literal["step", "message"]
 Trust = Literal["own", "team", "imported"]
 """Where steps may come from: recorded here by one user, by anybody, or from anywhere."""
 
+_NUMBERS = {"limit", "top_k", "topk", "n", "n_results", "num_results", "size", "count"}
+_FILTERS = {"filter", "filters", "conditions"}
 _OPEN: dict[str, Any] = {
     "scope": EVERY_SCOPE,
     "trust": "imported",
@@ -266,6 +268,22 @@ class StepFilter(BaseModel):
         return StepFilter(**joined)
 
 
+def unknown_argument(**others: Any) -> InvalidQueryError:
+    """Return the error for arguments that a search does not have, which names those it has."""
+    name, value = next(iter(others.items()))
+    means = ""
+    if name in _NUMBERS:
+        means = f": k={value!r} says how many hits are wanted"
+    elif name in StepFilter.model_fields:
+        means = f": write where={{{name!r}: {value!r}}}"
+    elif name in _FILTERS:
+        means = f": write where={value!r}"
+    return InvalidQueryError(
+        f"search has no argument {name!r}{means}. It takes query, k, where, mode, expand, "
+        "min_score and aim."
+    )
+
+
 def _both(key: str, one: Any, two: Any) -> Any:
     """Return the value of a key that means both values, None when there is none."""
     if key == "exclude":
@@ -348,6 +366,12 @@ class StepHit(BaseModel):
         """Return the hit as plain data for display, whatever its steps hold by now."""
         context = [shown(step) for step in self.context]
         return {**vars(self), "step": shown(self.step), "context": context}
+
+    def __repr__(self) -> str:
+        """The hit in one line: its score, the step, its id."""
+        from hybridagi_steps.display.view import step_line
+
+        return f"<hit {self.score:.3f} {step_line(shown(self.step))}, {self.step.id}>"
 
     def _repr_html_(self) -> str:
         """Show the hit in a notebook."""

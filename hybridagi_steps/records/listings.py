@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
 
+from hybridagi_steps.display.view import plural
+from hybridagi_steps.errors import MissingExtraError
+from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
+from hybridagi_steps.records.message import StepMetrics
 from hybridagi_steps.records.prompts import LMCall
+from hybridagi_steps.records.run import RunMetrics, run_metrics, run_outputs
 from hybridagi_steps.records.store_values import RunSummary, SessionSummary
 
 T = TypeVar("T")
+_TITLE = 80
+_CALLED = ("tool", "program", "purpose")
 
 
 class Preformatted:
@@ -64,7 +72,52 @@ class StepHits(list[StepHit]):
         return hits_html([hit.shown() for hit in self])
 
 
-class Runs(list[RunSummary]):
+class _ReadsRuns(Protocol):
+    def run_steps(self, run_id: str) -> list[AgentStep]: ...
+
+
+class ListedRun(RunSummary):
+    """A run of a listing; what it took and gave is read from its steps when it is asked for."""
+
+    memory: _ReadsRuns
+
+    @classmethod
+    def of(cls, summary: RunSummary, memory: _ReadsRuns) -> ListedRun:
+        """Return a run whose steps a memory has."""
+        made = cls(*summary)
+        made.memory = memory
+        return made
+
+    @property
+    def metrics(self) -> RunMetrics:
+        """What its steps cost together, and how long it took."""
+        return run_metrics(self.memory.run_steps(self.run_id))
+
+    @property
+    def tokens(self) -> int | None:
+        """The tokens that it took, prompts and answers together; None: nobody counted."""
+        return self.metrics.total_tokens
+
+    @property
+    def cost(self) -> float | None:
+        """Its price in US dollars, as the LM client reports it; None: nobody said."""
+        return self.metrics.cost
+
+    @property
+    def outputs(self) -> dict[str, Any] | None:
+        """What its outermost program gave, by field; None: that has not ended."""
+        return run_outputs(self.memory.run_steps(self.run_id))
+
+    def __repr__(self) -> str:
+        """The run in one line: its id, how it ended, what it was asked."""
+        from hybridagi_steps.display.titles import line
+
+        facts = [plural(self.steps, "step"), self.started_at[:16].replace("T", " ")]
+        title = [line(self.title, _TITLE)] if self.title else []
+        return f"<run {self.run_id} {self.status}: {', '.join([*title, *facts])}>"
+
+
+class Runs(list[ListedRun]):
     """Runs, newest first.
 
     Args:
@@ -72,7 +125,7 @@ class Runs(list[RunSummary]):
         next_offset: What to ask for to see more; None when these are the last.
     """
 
-    def __init__(self, found: Iterable[RunSummary] = (), next_offset: int | None = None) -> None:
+    def __init__(self, found: Iterable[ListedRun] = (), next_offset: int | None = None) -> None:
         super().__init__(found)
         self.next_offset = next_offset
 
@@ -136,3 +189,31 @@ class Sessions(list[SessionSummary]):
         from hybridagi_steps.display import sessions_html
 
         return sessions_html([asdict(each) for each in self])
+
+
+def steps_frame(steps: Any) -> Any:
+    """Return steps as a pandas DataFrame: one row a step, what it cost in columns of its own.
+
+    Args:
+        steps: AgentSteps, or what holds them, such as `memory.find()` and `run.steps`.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        pandas: Any = import_module("pandas")
+    except ImportError as error:
+        raise MissingExtraError("a DataFrame", "pandas", command="pip install pandas") from error
+    found: Iterable[AgentStep] = getattr(steps, "steps", steps)
+    rows = [
+        {
+            **{name: getattr(step, name) for name in _CALLED},
+            **vars(step),
+            **vars(step.metrics or StepMetrics()),
+        }
+        for step in found
+    ]
+    left_out = ("vector", "metrics")
+    named = (*_CALLED, *AgentStep.model_fields, *StepMetrics.model_fields)
+    columns = [name for name in dict.fromkeys(named) if name not in left_out]
+    return pandas.DataFrame(rows, columns=columns)

@@ -219,6 +219,14 @@ class Step(BaseModel):
         """Whether the model asks for tools."""
         return self.is_assistant_step() and bool(self.tool_calls)
 
+    def __repr__(self) -> str:
+        """The message in one line."""
+        from hybridagi_steps.display.titles import line
+
+        said = self.content if self.content is not None else self.tool_calls
+        place = f"message {self.sequence} of session {self.session_id!r:.60}"
+        return f"<{place}, {self.role.value}: {line(said, 80)}>"
+
     def to_message_dict(self) -> dict[str, Any]:
         """Return the message in the provider's form, without any of our metadata."""
         message: dict[str, Any] = {"role": self.role.value, "content": self.content}

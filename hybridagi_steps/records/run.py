@@ -1,4 +1,4 @@
-"""RunMetrics: what a whole run cost, added up from its steps.
+"""RunMetrics: what a whole run cost, added up from its steps; RunResult: how it ended.
 
 None means that nobody measured it, and never counts as zero: a sum is None only when no part was
 measured. Steps that ran one after the other add their times; steps that ran side by side took as
@@ -7,19 +7,27 @@ long as the slowest of them, while their tokens and their price add up all the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from html import escape
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybridagi_steps.errors import RunFailedError
 from hybridagi_steps.lazy import describe_fields
-from hybridagi_steps.records.message import StepMetrics
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.message import MessageRole, Step, StepMetrics
+from hybridagi_steps.records.step_identity import is_end
+from hybridagi_steps.records.step_text import cut
 
 How = Literal["sequential", "parallel"]
 """How two parts of a run relate in time."""
 
 _DURATIONS = ("duration_ms", "tool_exec_time_ms")
 _NO_SUMS = {"first_token_latency_ms", "model_names"}
+_LINE = 200
 
 
 class RunMetrics(BaseModel):
@@ -105,3 +113,108 @@ def _fold(fold: Callable[[list[float]], float], *values: float | None) -> float 
     """Return the sum, least or largest of what was measured, None when nothing was."""
     measured = [value for value in values if value is not None]
     return fold(measured) if measured else None
+
+
+def run_metrics(steps: Sequence[AgentStep]) -> RunMetrics:
+    """Return what the steps of a run cost together, and how long it took."""
+    metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
+    # What the outermost steps took is the time of all inside of them.
+    taken = [
+        step.metrics.duration_ms
+        for step in _outermost(steps)
+        if step.metrics is not None and step.metrics.duration_ms is not None
+    ]
+    metrics.duration_ms = sum(taken) if taken else None
+    return metrics
+
+
+def run_outputs(steps: Sequence[AgentStep]) -> dict[str, Any] | None:
+    """Return what a run gave: the outputs of the last outermost step; None: nothing has ended."""
+    ended = [step for step in _outermost(steps) if step.step_type != "ProgramCall"]
+    return ended[-1].outputs if ended else None
+
+
+def _outermost(steps: Sequence[AgentStep]) -> list[AgentStep]:
+    """Return the steps of a run that stand in no program of it; an end stands in its own call."""
+    around = {
+        id_text(step.id): step.program_id for step in steps if step.step_type == "ProgramCall"
+    }
+    return [
+        step
+        for step in steps
+        if (around.get(step.program_id or "") if is_end(step) else step.program_id) not in around
+    ]
+
+
+class RunResult(NamedTuple):
+    """How a run ended."""
+
+    run_id: str
+    answer: Step | None
+    """The last thing the assistant said."""
+    data: dict[str, Any]
+    """What the final event said."""
+
+    @property
+    def status(self) -> str:
+        """completed, failed or cancelled."""
+        return str(self.data.get("status"))
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        return str(self.data.get("termination_reason"))
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        content = self.answer.content if self.answer is not None else None
+        return content if isinstance(content, str) else ""
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong, type and message; None where nothing did."""
+        shown = self.data.get("error")
+        return f"{shown['type']}: {shown['message']}" if shown else None
+
+    def __repr__(self) -> str:
+        """The run, how it ended, what went wrong and the beginning of the answer."""
+        why = "" if self.status == "completed" else f" ({self.reason})"
+        told = [cut(text, _LINE) for text in (self.error, self.text) if text]
+        return f"<run {': '.join([f'{self.run_id} {self.status}{why}', *told])}>"
+
+    def _repr_html_(self) -> str:
+        """Show how it ended, what went wrong and the answer in a notebook."""
+        title = f"{self.status} · {self.reason} · run {self.run_id}"
+        error = f"<p>{escape(self.error)}</p>" if self.error else ""
+        return f"<p><strong>{escape(title)}</strong></p>{error}<pre>{escape(self.text)}</pre>"
+
+    @classmethod
+    async def of(
+        cls,
+        events: AsyncGenerator[StepEvent],
+        look: Callable[[StepEvent], object] | None = None,
+        first: StepEvent | None = None,
+    ) -> Self:
+        """Read a run to its end; `look` is given each event, `first` was read already."""
+        answer: Step | None = None
+        event = first
+        async with aclosing(events):
+            async for event in events:
+                if look is not None:
+                    look(event)
+                if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
+                    answer = event.snapshot
+        assert event is not None  # noqa: S101 - a stream has a first event and a last
+        return cls(event.run_id, answer, event.data or {})
+
+    def checked(self, raised: BaseException | None = None) -> Self:
+        """Return the result of a run that completed; of another one raise RunFailedError."""
+        if self.status == "completed":
+            return self
+        why = f": {self.error}" if self.error else ""
+        raise RunFailedError(
+            f"run {self.run_id} {self.status} ({self.reason}){why.rstrip('.')}. What it said and "
+            "did until then is the `result` of this error.",
+            self,
+        ) from raised

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from html import escape
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, cast
 
 import dspy
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder
-from hybridagi_steps.errors import LimitReachedError, MessageError, RunFailedError
+from hybridagi_steps.errors import LimitReachedError, MessageError
 from hybridagi_steps.recording.scopes import CALLBACKS, overriding
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
-from hybridagi_steps.records.event import StepEvent, StepEventType
-from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.records.step_text import cut
+from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, Prompt, answer, with_session
 from hybridagi_steps.running.model_events import SpendingCallback
@@ -36,7 +31,6 @@ from hybridagi_steps.running.streaming import shown_error
 
 _log = logging.getLogger("hybridagi_steps")
 _GRACE_SECONDS = 2.0
-_SHOWN = 200
 """How long a cancelled program may take to clean up before it is left alone."""
 _THREAD_SECONDS = 0.5
 """The same for a program in a thread, which nothing tells that it is cancelled."""
@@ -50,80 +44,6 @@ _FINAL = {
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
 }
-
-
-class RunResult(NamedTuple):
-    """How a run ended."""
-
-    run_id: str
-    answer: Step | None
-    """The last thing the assistant said."""
-    data: dict[str, Any]
-    """What the final event said."""
-
-    @property
-    def status(self) -> str:
-        """completed, failed or cancelled."""
-        return str(self.data.get("status"))
-
-    @property
-    def reason(self) -> str:
-        """Why it ended."""
-        return str(self.data.get("termination_reason"))
-
-    @property
-    def text(self) -> str:
-        """The answer's text."""
-        content = self.answer.content if self.answer is not None else None
-        return content if isinstance(content, str) else ""
-
-    @property
-    def error(self) -> str | None:
-        """What went wrong, type and message; None where nothing did."""
-        shown = self.data.get("error")
-        return f"{shown['type']}: {shown['message']}" if shown else None
-
-    def __repr__(self) -> str:
-        """The run, how it ended, what went wrong and the beginning of the answer."""
-        why = "" if self.status == "completed" else f" ({self.reason})"
-        told = [cut(text, _SHOWN) for text in (self.error, self.text) if text]
-        return f"<run {': '.join([f'{self.run_id} {self.status}{why}', *told])}>"
-
-    def _repr_html_(self) -> str:
-        """Show how it ended, what went wrong and the answer in a notebook."""
-        title = f"{self.status} · {self.reason} · run {self.run_id}"
-        error = f"<p>{escape(self.error)}</p>" if self.error else ""
-        return f"<p><strong>{escape(title)}</strong></p>{error}<pre>{escape(self.text)}</pre>"
-
-    @classmethod
-    async def of(
-        cls,
-        events: AsyncGenerator[StepEvent],
-        look: Callable[[StepEvent], object] | None = None,
-        first: StepEvent | None = None,
-    ) -> Self:
-        """Read a run to its end; `look` is given each event, `first` was read already."""
-        answer: Step | None = None
-        event = first
-        async with aclosing(events):
-            async for event in events:
-                if look is not None:
-                    look(event)
-                if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
-                    answer = event.snapshot
-        assert event is not None  # noqa: S101 - a stream has a first event and a last
-        return cls(event.run_id, answer, event.data or {})
-
-    def checked(self, raised: BaseException | None = None) -> Self:
-        """Return the result of a run that completed; of another one raise RunFailedError."""
-        if self.status == "completed":
-            return self
-        why = f": {self.error}" if self.error else ""
-        raise RunFailedError(
-            f"run {self.run_id} {self.status} ({self.reason}){why.rstrip('.')}. What it said and "
-            "did until then is the `result` of this error.",
-            self,
-        ) from raised
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self
 
 import dspy
 
-from hybridagi_steps._concurrency import in_thread
+from hybridagi_steps._concurrency import in_thread, run_sync
 from hybridagi_steps.errors import (
     InvalidMemoryError,
     InvalidSettingError,
@@ -25,8 +25,9 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.run import RunResult
 from hybridagi_steps.running.active_run import RUN, ActiveRun, register_of
-from hybridagi_steps.running.execution import RunResult, execute
+from hybridagi_steps.running.execution import execute
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.pending_calls import PendingCall, pending_calls, taken_up
 from hybridagi_steps.running.program_adapter import Agent
@@ -183,6 +184,21 @@ class StepRunner:
         if not raise_on_failure:
             return result
         return result.checked(None if run is None else run.error)
+
+    def ask(
+        self,
+        session: str | AgentSession,
+        message: Message,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        raise_on_failure: bool = True,
+    ) -> RunResult:
+        """Do as `run` does for code that does not await, in a notebook too.
+
+        An event loop that runs here stands still meanwhile: async tools that live on it need `run`.
+        """
+        more: dict[str, Any] = {"inputs": inputs, "raise_on_failure": raise_on_failure}
+        return run_sync(partial(self.run, session, message, **more))
 
     def as_tool(self, name: str, description: str) -> dspy.Tool:
         """Return a `dspy.Tool` that asks this agent, each time in a new session.
@@ -377,24 +393,3 @@ class StepRunner:
             found = f"agents are nested {depth} deep; max_depth is {self.config.max_depth}."
             raise LimitReachedError(found, limit="max_depth")
         return parent
-
-
-def retry_from_sequence(
-    session_id: str | AgentSession, sequence: int, repo: SessionRepository, runner: StepRunner
-) -> Events:
-    """Answer what the user said, or make the message at `sequence` again; see `StepRunner.retry`.
-
-    An AgentSession with a user lets the run act for that one, not whom the turn was recorded for.
-    """
-    return runner.retry(session_id, sequence, repository=repo)
-
-
-def edit_from_sequence(
-    session_id: str | AgentSession,
-    sequence: int,
-    message: Message,
-    repo: SessionRepository,
-    runner: StepRunner,
-) -> Events:
-    """Replace the user's message at `sequence` and answer the new one; see `StepRunner.edit`."""
-    return runner.edit(session_id, sequence, message, repository=repo)

@@ -37,12 +37,12 @@ from hybridagi_steps.records.filter_fields import FILTER_FIELDS
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.json_values import transformed
 from hybridagi_steps.records.provenance import from_outside
+from hybridagi_steps.records.run import run_metrics
 from hybridagi_steps.records.store_values import RunSummary
 from hybridagi_steps.server.views import (
     filled,
     hits_for,
     named,
-    run_metrics,
     titles,
     without_vectors,
 )

@@ -16,8 +16,7 @@ from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.prompts import LMCall
-from hybridagi_steps.records.run import RunMetrics
-from hybridagi_steps.records.step_identity import is_end
+from hybridagi_steps.records.run import run_metrics
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     SEVERAL_USERS,
@@ -122,19 +121,6 @@ def run_data(memory: StepMemory, run_id: str) -> dict[str, Any] | None:
     }
 
 
-def run_metrics(steps: Sequence[AgentStep]) -> RunMetrics:
-    """Return what the steps of a run cost together, and how long it took."""
-    metrics = RunMetrics.of(*(step.metrics for step in steps if step.metrics is not None))
-    metrics.duration_ms = _own_time(steps)
-    return metrics
-
-
-def run_costs(steps: Sequence[AgentStep]) -> dict[str, Any]:
-    """Return the tokens and dollars that a run took."""
-    metrics = run_metrics(steps)
-    return {"tokens": metrics.total_tokens, "cost": metrics.cost}
-
-
 def judged_run(memory: StepMemory, run_id: str, whose: str | None) -> dict[str, Any] | None:
     """Return how the like of a run's last steps ended before; None: it has no steps.
 
@@ -167,22 +153,6 @@ def judged_run(memory: StepMemory, run_id: str, whose: str | None) -> dict[str, 
         and {"step_id": id_text(trouble[0].id), "hop": trouble[0].hop, "said": trouble[1]},
         loops=[str(loop) for loop in find_loops(steps)],
     )
-
-
-def _own_time(steps: Sequence[AgentStep]) -> float | None:
-    """Return what the outermost steps of a run took, which is the time of all inside of them."""
-    around = {
-        id_text(step.id): step.program_id for step in steps if step.step_type == "ProgramCall"
-    }
-    taken = [
-        step.metrics.duration_ms
-        for step in steps
-        if step.metrics is not None
-        and step.metrics.duration_ms is not None
-        # A ProgramEnd stands in its own call.
-        and (around.get(step.program_id or "") if is_end(step) else step.program_id) not in around
-    ]
-    return sum(taken) if taken else None
 
 
 def listed_run(summary: RunSummary) -> dict[str, Any]:

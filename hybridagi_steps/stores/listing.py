@@ -7,6 +7,7 @@ have, by when something of them was written last.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,17 +21,26 @@ from pydantic import BaseModel
 
 from hybridagi_steps.display.titles import title_of
 from hybridagi_steps.errors import MemoryClosedError
+from hybridagi_steps.lazy import public_name
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.recording_hooks import RunInFlight, runs_in_flight
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter, StepHit
-from hybridagi_steps.records.listings import Runs, Sessions
+from hybridagi_steps.records.listings import ListedRun, Runs, Sessions, steps_frame
 from hybridagi_steps.records.message import Step, in_utc
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import DETAILS, RunSummary, SessionSummary, details_id
-from hybridagi_steps.validation import StepHolder, StepId, Where, checked_page, id_texts, of_steps
+from hybridagi_steps.validation import (
+    StepHolder,
+    StepId,
+    Where,
+    checked_page,
+    for_recall,
+    id_texts,
+    of_steps,
+)
 
-_NEWEST = 10
+_NEWEST, _EVERYTHING = 10, 2**62
 _SESSIONS, _TITLE = 200, 80
 """How far runs that were cut off are looked for, and how much of their message is shown."""
 
@@ -65,6 +75,32 @@ class Listing(OnStore):
     @abstractmethod
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes."""
+
+    @abstractmethod
+    def run_steps(self, run_id: str) -> list[AgentStep]:
+        """Return all steps of a run, by hop."""
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> int:
+        """Write the steps to a file, `.jsonl` or `.parquet`; return how many.
+
+        Args:
+            path: The file, replaced when all is written.
+            options: Of `exchange.export_file`: `where`, `format`, `vectors`.
+
+        Raises:
+            ExchangeError: It cannot be written.
+        """
+        return public_name("export_file", "exchange")(self, path, **options)
+
+    def to_pandas(self, where: Where = None) -> Any:
+        """Return matching steps as a pandas DataFrame; `hs.steps_frame` takes any steps.
+
+        Raises:
+            InvalidFilterError: As `find` does.
+            MissingExtraError: pandas is not installed.
+        """
+        asked = for_recall(of_steps(where))
+        return steps_frame(list(self._open_store.find(asked, limit=_EVERYTHING)))
 
     def runs(
         self,
@@ -106,9 +142,12 @@ class Listing(OnStore):
         firsts = store.get([run.first_step for run in every[:limit] if run.first_step])
         titles = {id_text(step.id): str(title_of(vars(step))) for step in firsts}
         listed = [
-            run._replace(
-                title=titles.get(run.first_step, run.title),
-                status="running" if run.run_id in flying else run.status,
+            ListedRun.of(
+                run._replace(
+                    title=titles.get(run.first_step, run.title),
+                    status="running" if run.run_id in flying else run.status,
+                ),
+                self,
             )
             for run in every[:limit]
         ]

@@ -35,9 +35,10 @@ from hybridagi_steps.errors import LimitReachedError
 from hybridagi_steps.messages.agent_steps import INTERRUPTED
 from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.limits import StepRunnerConfig
-from hybridagi_steps.running.runner import StepRunner, retry_from_sequence
+from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.stopping import RunVetoed, done_on
 from hybridagi_steps.running.stored_events import stored_events
+from hybridagi_steps.sessions.session_handle import retry_from_sequence
 from hybridagi_steps.testing import ScriptedLM, request_text
 
 QA = "question -> answer"

@@ -32,7 +32,8 @@ from hybridagi_steps.errors import InvalidSettingError, MessageError
 from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.records.message import SUMMARY_OF
 from hybridagi_steps.running.limits import StepRunnerConfig
-from hybridagi_steps.running.runner import StepRunner, retry_from_sequence
+from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.sessions.session_handle import retry_from_sequence
 from hybridagi_steps.testing import ScriptedLM
 
 

@@ -41,9 +41,10 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.messages.agent_steps import INTERRUPTED
 from hybridagi_steps.running.limits import StepRunnerConfig
-from hybridagi_steps.running.runner import StepRunner, edit_from_sequence, retry_from_sequence
+from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.sessions.repository import fork_session
+from hybridagi_steps.sessions.session_handle import edit_from_sequence, retry_from_sequence
 from hybridagi_steps.testing import ScriptedLM, asked_fields
 
 QA = "question -> answer"

@@ -16,7 +16,7 @@ from runner_cases import collected, messages, run
 import hybridagi_steps as hs
 from hybridagi_steps import AgentSession, AgentStep, AgentStepType, StepMemory, StepRunner, errors
 from hybridagi_steps.recording_hooks import active_user_id
-from hybridagi_steps.running.runner import edit_from_sequence, retry_from_sequence
+from hybridagi_steps.sessions.session_handle import edit_from_sequence, retry_from_sequence
 
 Again = Callable[[StepRunner, Any], Any]
 
