@@ -2,18 +2,21 @@
 
 A memory, a retriever or a context cannot know whether a program is being recorded. So it notes here
 which steps it gave, which a recorder adds to the call that is running, whose prompt may hold them
-from then on; and it asks here whose run that is.
+from then on; and it asks here whose run that is, and which runs have begun and not ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
+from weakref import WeakSet
 
+from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.records.agent_step import id_text
 
 
@@ -38,12 +41,30 @@ class RunInFlight(NamedTuple):
     """What the metadata of each of its steps says."""
 
 
+class _Labels(Protocol):
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def user_id(self) -> str | None: ...
+    @property
+    def tags(self) -> Mapping[str, Any]: ...
+
+
+class _Recorder(Protocol):
+    @property
+    def memory(self) -> Any: ...
+    def runs_in_flight(self) -> Iterator[RunInFlight]: ...
+
+
 Recalled = Mapping[str, str | None]
 """Ids of steps and messages, each with the run it belongs to, None where that is not known."""
 
 _listeners: list[Callable[[Recalled], None]] = []
 _users: list[Callable[[object], str | None]] = []
 _runs: list[Callable[[object], Iterable[RunInFlight]]] = []
+_recorders: WeakSet[_Recorder] = WeakSet()
+_lock = ForkSafeLock()
+_BELOW_TIME = 80  # bits of an id behind its milliseconds
 _quiet: ContextVar[bool] = ContextVar("hybridagi_steps_recall_quiet", default=False)
 
 
@@ -96,9 +117,26 @@ def tell_of_runs(runs_of: Callable[[object], Iterable[RunInFlight]]) -> None:
     _runs.append(runs_of)
 
 
+def watch(recorder: _Recorder) -> None:
+    """Ask a recorder for its runs, as long as it is there."""
+    with _lock:
+        _recorders.add(recorder)
+
+
+def in_flight(run_id: str, labels: _Labels, scope: str | None) -> RunInFlight:
+    """Return what listings show of a run, whose id (RFC 9562) says when it began."""
+    began = datetime.fromtimestamp((UUID(run_id).int >> _BELOW_TIME) / 1000, UTC)
+    known = (labels.session_id, labels.user_id, scope)
+    started_at = began.isoformat(timespec="microseconds")
+    return RunInFlight(run_id, started_at, *known, tags=labels.tags)
+
+
 def runs_in_flight(memory: object) -> dict[str, RunInFlight]:
     """Return the runs in flight that are recorded into a memory, by their ids, newest first."""
-    found = [run for runs_of in _runs for run in runs_of(memory)]
+    with _lock:
+        recorders = list(_recorders)
+    found = [run for each in recorders if each.memory is memory for run in each.runs_in_flight()]
+    found += [run for runs_of in _runs for run in runs_of(memory)]
     return {run.run_id: run for run in sorted(found, key=lambda run: run.started_at, reverse=True)}
 
 

@@ -19,9 +19,8 @@ from hybridagi_steps.display.titles import line
 from hybridagi_steps.errors import SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
-from hybridagi_steps.recording.in_flight import in_flight
 from hybridagi_steps.recording.recorder import StepRecorder
-from hybridagi_steps.recording_hooks import RunInFlight, tell_of_runs
+from hybridagi_steps.recording_hooks import RunInFlight, in_flight, tell_of_runs
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
@@ -110,7 +109,7 @@ class ActiveRun:
         info, asked = self.info, next(iter(self.turn.messages), None)
         title = line(asked.content) if asked is not None and asked.is_user_step() else ""
         labels = Labels(info.session_id, info.user_id)
-        return in_flight(self._recorded, labels, None)._replace(title=title)
+        return in_flight(self._recorded.id, labels, None)._replace(title=title)
 
     def stop(self, stop: Stop) -> bool:
         """Stop the run, from any thread; return whether it was this that stopped it."""
