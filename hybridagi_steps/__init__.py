@@ -118,7 +118,7 @@ if TYPE_CHECKING:
     from hybridagi_steps.records.message import StepMetrics as StepMetrics
     from hybridagi_steps.records.provenance import Revocation as Revocation
     from hybridagi_steps.records.run import RunMetrics as RunMetrics
-    from hybridagi_steps.records.trials import compare_trials as compare_trials
+    from hybridagi_steps.records.trial_comparison import compare_trials as compare_trials
     from hybridagi_steps.running.hooks import RunHook as RunHook
     from hybridagi_steps.running.limits import AgentSession as AgentSession
     from hybridagi_steps.running.limits import StepRunnerConfig as StepRunnerConfig
@@ -195,7 +195,7 @@ _NAMES = {
     "records.message": "MessageRole Step StepMetrics",
     "records.provenance": "Revocation",
     "records.run": "RunMetrics",
-    "records.trials": "compare_trials",
+    "records.trial_comparison": "compare_trials",
     "running.hooks": "RunHook",
     "running.limits": "AgentSession StepRunnerConfig ToolRequest",
     "running.loop_guard": "LoopGuard",

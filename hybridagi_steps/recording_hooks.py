@@ -2,12 +2,12 @@
 
 A memory, a retriever or a context cannot know whether a program is being recorded. So it notes here
 which steps it gave, which a recorder adds to the call that is running, whose prompt may hold them
-from then on; and it asks here whose run that is.
+from then on; and it asks here whose run that is, and which runs have begun and not ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -59,6 +59,21 @@ class _Recorder(Protocol):
     @property
     def memory(self) -> Any: ...
     def runs_in_flight(self) -> Iterable[RunInFlight]: ...
+
+
+class _Labels(Protocol):
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def user_id(self) -> str | None: ...
+    @property
+    def tags(self) -> Mapping[str, Any]: ...
+
+
+class _Recorder(Protocol):
+    @property
+    def memory(self) -> Any: ...
+    def runs_in_flight(self) -> Iterator[RunInFlight]: ...
 
 
 Recalled = Mapping[str, str | None]

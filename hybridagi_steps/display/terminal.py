@@ -6,7 +6,7 @@ import codecs
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -120,14 +120,37 @@ def sessions_table(sessions: Sequence[Data]) -> Table:
 
 
 def rows_table(rows: Sequence[Sequence[object]], *, whole: str) -> Table:
-    """Return rows as a table, the first one its head; all but one column is cut to what fits."""
+    """Return rows as a table, the first one its head; all but one column is cut to what fits.
+
+    Blanks before a text indent it.
+    """
     made = table(*map(str, rows[0]))
     made.padding = (0, 1, 0, 0)
     for column in made.columns:
         column.no_wrap = column.header == whole
     for row in rows[1:]:
-        made.add_row(*(_cut(styled((" ".join(str(cell).split()), ""))) for cell in row))
+        texts = [str(cell) for cell in row]
+        indents = [text[: len(text) - len(text.lstrip(" "))] for text in texts]
+        lines = [" ".join(text.split()) for text in texts]
+        made.add_row(*(_cut(styled((f"{a}{b}", ""))) for a, b in zip(indents, lines, strict=True)))
     return made
+
+
+def depth_first(names: Sequence[Hashable], parents: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return the positions of a forest's nodes, each after its parent, and how deep they stand.
+
+    Those whose parent is no node are roots; siblings stay in order.
+    """
+    below: dict[Hashable, list[int]] = {}
+    for n, parent in enumerate(parents):
+        below.setdefault(parent, []).append(n)
+    known, found = set(names), list[tuple[int, int]]()
+    waiting = [(n, 0) for n, parent in reversed([*enumerate(parents)]) if parent not in known]
+    while waiting:
+        n, depth = waiting.pop()
+        found.append((n, depth))
+        waiting += [(child, depth + 1) for child in reversed(below.get(names[n], ()))]
+    return found
 
 
 def run_tree(steps: Sequence[Data]) -> RenderableType:

@@ -34,8 +34,8 @@ from hybridagi_steps.errors import EmbedderError, InvalidSettingError, UnknownRu
 from hybridagi_steps.exchange import import_file
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.outside_files import queue_of_jobs
+from hybridagi_steps.recording.attempts import read_score
 from hybridagi_steps.recording.blocks import record
-from hybridagi_steps.recording.trials import read_score
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.running.streaming import shown_error
 

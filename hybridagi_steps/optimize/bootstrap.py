@@ -45,9 +45,10 @@ from hybridagi_steps.optimize.exclusion import (
 )
 from hybridagi_steps.optimize.stored_runs import check_memory
 from hybridagi_steps.optimize.with_experience import LearnedProgram
+from hybridagi_steps.recording.attempts import read_score
 from hybridagi_steps.recording.recorded_program import checked_program
 from hybridagi_steps.recording.step_shapes import RUN_ID, STEP_ID, options_of
-from hybridagi_steps.recording.trials import example_key, read_score
+from hybridagi_steps.recording.trials import example_key
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.step_text import tokens
 from hybridagi_steps.validation import Where, whole_number

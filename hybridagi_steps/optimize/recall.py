@@ -48,6 +48,7 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.filters import StepFilter, StepHit
 from hybridagi_steps.records.step_text import own_text
 from hybridagi_steps.records.store_values import CLOSING
+from hybridagi_steps.search.formulas import Mode
 
 POOL = 24
 """Hits that are looked at, at least; eight for each demonstration wanted."""
@@ -99,6 +100,7 @@ class Experience:
     max_tokens: int
     warn: bool
     on_error: Literal["plain", "raise"]
+    mode: Mode
     defaults: Mapping[str, Any]
     """What the program takes for inputs that a call leaves out."""
     _said: bool = False
@@ -123,7 +125,7 @@ class Experience:
             "where": self.where.model_dump(mode="json", exclude_none=True),
             "examples": sorted(examples_of(self.exclude)),
             "group": group,
-            **{name: getattr(self, name) for name in ("k", "prefer", "max_tokens", "warn")},
+            **{name: getattr(self, name) for name in ("k", "prefer", "max_tokens", "warn", "mode")},
         }
 
     def shown(self, predict: dspy.Predict, kwargs: dict[str, Any], call: OutermostCall) -> Shown:
@@ -281,7 +283,7 @@ class Experience:
         while where is not None:
             asked = where.and_(StepFilter(exclude_run_id=sorted(out))) if out else where
             with unnoted():
-                hits = memory.search(question, limit, where=asked, aim=aim)
+                hits = memory.search(question, limit, where=asked, mode=self.mode, aim=aim)
             if not any(ties):
                 return list(hits)
             tied = self._fenced(memory).tied([hit.step for hit in hits], ties)

@@ -46,6 +46,7 @@ from hybridagi_steps.recording.step_shapes import (
 )
 from hybridagi_steps.recording.trials import current_level
 from hybridagi_steps.records.filters import StepFilter
+from hybridagi_steps.search.formulas import Mode
 from hybridagi_steps.validation import Where, chosen, is_number, whole_number
 
 _Predict: Any = dspy.Predict
@@ -164,6 +165,8 @@ class WithExperience(LearnedProgram):
         exclude: What `hs.exclude` names.
         max_tokens: What the demonstrations of one call may take; the worst are dropped first.
         warn: Whether the instructions of a call say so when half of the like attempts failed.
+        mode: By what a like state is found: words and meaning (`hybrid`), or one of them. Meaning
+            alone (`dense`) suits short requests in everyday words, such as those of a classifier.
         on_error: `plain` runs the program as without memory when recall fails; `raise` raises.
 
     Raises:
@@ -187,6 +190,7 @@ class WithExperience(LearnedProgram):
         exclude: Exclusions = (),
         max_tokens: int = 1500,
         warn: bool = True,
+        mode: Mode = "hybrid",
         on_error: Literal["plain", "raise"] = "plain",
     ) -> None:
         inner = checked_program(program, "WithExperience")
@@ -206,6 +210,7 @@ class WithExperience(LearnedProgram):
             whole_number("max_tokens", max_tokens, 0),
             warn,
             chosen("on_error", on_error, Literal["plain", "raise"]),
+            chosen("mode", mode, Mode),
             defaults_of(inner),
         )
         super().__init__(_experienced(inner.deepcopy(), self.experience))

@@ -212,8 +212,8 @@ class Tried(NamedTuple):
 
     call_id: str
     example: str
-    state: Mapping[str, Any] | None
-    """The candidate's state, when this is the first run that tries it."""
+    notes: Mapping[str, Any]
+    """What the metadata of the run's last step says of the candidate."""
 
 
 class Run:

@@ -62,7 +62,6 @@ from hybridagi_steps.recording_hooks import Recalled, RunInFlight, listen, watch
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.message import new_id
 from hybridagi_steps.records.prompts import LMCall
-from hybridagi_steps.records.trials import PROGRAM_STATE, TRIAL_END
 
 P = ParamSpec("P")
 watch_trials()
@@ -418,13 +417,13 @@ class StepRecorder(BaseCallback):
         if call is None:
             return
         run, tried = call.run, call.run.tried if call.run is not None else None
-        if run is None or tried is None or tried.call_id != call_id or not tried.example:
+        if run is None or tried is None or tried.call_id != call_id:
             self._shared.steps.end(call, outputs, exception)
             return
-        state = {} if tried.state is None else {PROGRAM_STATE: tried.state}
-        call.notes = {**call.notes, TRIAL_END: True, **state}
+        call.notes = {**call.notes, **tried.notes}
         self._shared.steps.end(call, outputs, exception)
-        run.tries.trials.ended(tried.example, outputs, self._scored(run))
+        if tried.example:
+            run.tries.trials.ended(tried.example, outputs, self._scored(run))
 
     def _scored(self, run: Run) -> Callable[[float, str | None], None]:
         """Return what stores the score of a run; an error of it is a problem of the recording."""
@@ -506,12 +505,12 @@ class StepRecorder(BaseCallback):
             arguments = shapes.module_arguments(subject, inputs)
         redact = getattr(self.memory, "redact", None)
         try:
-            label, example, state = run.tries.trial(subject, arguments, redact)
+            label, example, notes = run.tries.trial(subject, arguments, redact)
         except Exception as error:
             note_problem(run.problems, "what a trial tries could not be read", error)
             return
         run.notes = {"trial": label}
-        run.tried = Tried(call_id, example or "", state)
+        run.tried = Tried(call_id, example or "", notes)
 
     def _pass_through(self, call_id: str, *_: object, **__: object) -> bool:
         """Follow a call that leaves no step."""

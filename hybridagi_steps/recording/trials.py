@@ -5,13 +5,12 @@ An optimiser runs a program hundreds of times, and none of that is the user's ow
 two DSPy classes that begin trials carry one callback of ours as a class attribute, where DSPy looks
 for an instance's callbacks; it puts a `Level` into DSPy's settings, which DSPy carries into threads
 and tasks. `Evaluate` gives its callbacks every result; an optimiser that runs programs by itself
-tells nobody, so its metric is wrapped while it compiles. It costs nothing outside of trials.
+tells nobody, so its metric is wrapped while it compiles; GEPA gets one more callback of its own.
 """
 
 # ruff: noqa: ARG002 - the handlers' signatures are DSPy's
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -28,11 +27,19 @@ from dspy.teleprompt.teleprompt import Teleprompter
 from dspy.utils.callback import BaseCallback
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.recording.attempts import StandIn, stood_for
+from hybridagi_steps.recording.attempts import (
+    Evolution,
+    EvolutionEvents,
+    StandIn,
+    read_score,
+    stood_for,
+)
 from hybridagi_steps.recording.scopes import TRIALS, overriding
 from hybridagi_steps.recording.step_shapes import prediction_in, program_state
 from hybridagi_steps.recording.values import plain
+from hybridagi_steps.records.provenance import ORIGIN
 from hybridagi_steps.records.redaction import Redact, redacted
+from hybridagi_steps.records.trials import PROGRAM_STATE, TRIAL_END
 
 _LONGEST_ID = 200
 _HASHED = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
@@ -79,6 +86,7 @@ class Trials:
         self.scope, self.optimiser, self.compile_id = scope, optimiser, compile_id
         self.base = None if student is None else _hash(program_state(student))
         """The name of the state in which the student was given."""
+        self.evolution = Evolution(compile_id)
         self._lock = ForkSafeLock()
         self._known: dict[str, Known] = {}
         self._seen: dict[tuple[int, str], Any] = {}
@@ -113,14 +121,16 @@ class Trials:
         with self._lock:
             held, name, own = self._programs.get(id(program), (None, "", ""))
             if evaluation is None and held is not None and held() is program:
-                return Candidate(name, own, None)
+                return Candidate(name, own, {})
             state = program_state(program)
             name = _hash(state)
+            origin = self.evolution.origin(name, state)
             if evaluation is None:
                 evaluation = f"{self.compile_id[:6]}.{next(self._numbers)}"
                 self._programs[id(program)] = ref(program), name, evaluation
             told, _ = name in self._told, self._told.add(name)
-            return Candidate(name, evaluation, None if told else state)
+            notes = {PROGRAM_STATE: state} | ({} if origin is None else {ORIGIN: origin})
+            return Candidate(name, evaluation, {} if told else notes)
 
     def ended(
         self, example: str, outputs: object, score: Callable[[float, str | None], None]
@@ -161,9 +171,9 @@ class Candidate(NamedTuple):
     """12 hexadecimal characters over its state."""
     evaluation: str
     """Names the evaluation that tries it."""
-    state: dict[str, Any] | None
-    """Of each predictor its instructions, what its fields say of themselves, and its demos; None
-    when it is known."""
+    notes: dict[str, Any]
+    """Its state, of each predictor its instructions, what its fields say of themselves, and its
+    demos; and what GEPA made it of. Empty when it is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -197,30 +207,32 @@ class Level:
 
     def trial(
         self, subject: Any, arguments: Mapping[str, Any], redact: Redact | None
-    ) -> tuple[dict[str, Any], str | None, dict[str, Any] | None]:
-        """Return what an outermost call tries: its label, its example's key, a new state.
+    ) -> tuple[dict[str, Any], str | None, dict[str, Any]]:
+        """Return what an outermost call tries: its label, its example's key, its last step's notes.
 
         What is called with something else than an example's inputs, and what a metric asks, is part
-        of the compilation and no trial: it has neither an example nor a candidate.
+        of the compilation and no trial: it has neither an example nor a candidate. What proposes
+        instructions names its proposal.
         """
-        label: dict[str, Any] = dict.fromkeys(
-            ("optimiser", "compile_id", "candidate", "split", "example", "evaluation")
-        )
+        label: dict[str, Any] = dict.fromkeys(("candidate", "split", "example", "evaluation"))
+        label |= {"optimiser": self.trials.optimiser, "compile_id": self.trials.compile_id}
         label |= {"teacher": False, "base": False}
-        label.update(optimiser=self.trials.optimiser, compile_id=self.trials.compile_id)
         callers = list(dspy.settings.caller_modules or ())[self.callers :]
         outermost = callers[0] if callers else subject
         key = example_key(arguments)
         known = None if _judging.get() else self.trials.known(key)
         evaluated = isinstance(self.program, dspy.Module)
         if known is None or (evaluated and outermost is not self.program):
-            return label, None, None
+            evolution = self.trials.evolution
+            if evolution.reflects:
+                return label | {"proposal": evolution.proposal}, None, {TRIAL_END: True}
+            return label, None, {}
         candidate = self._candidate
         if candidate is None:
             program = outermost if self.evaluation is None else self.program
             candidate = self.trials.candidate_of(program, self.evaluation)
             if self.evaluation is not None:
-                self._candidate = candidate._replace(state=None)
+                self._candidate = candidate._replace(notes={})
         hashed = key if redact is None else example_key(arguments, redact)
         label.update(
             candidate=candidate.name,
@@ -230,7 +242,7 @@ class Level:
             teacher=self.teaches,
             base=candidate.name == self.trials.base,
         )
-        return label, key, candidate.state
+        return label, key, {TRIAL_END: True, **candidate.notes}
 
     def _split(self, splits: frozenset[str]) -> str:
         if "train" in splits and not self.validates:
@@ -244,7 +256,7 @@ class TrialMarker(BaseCallback):
     def __init__(self) -> None:
         self._entered: dict[str, tuple[Level, AbstractContextManager[None]]] = {}
         self._lock = ForkSafeLock()
-        self._compiling: dict[int, tuple[Any, set[str]]] = {}
+        self._compiling: dict[int, tuple[Any, dict[str, Any] | None, set[str]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrialMarker:
         return self
@@ -291,22 +303,31 @@ class TrialMarker(BaseCallback):
             self._unwrap(call_id)
 
     def _wrap(self, call_id: str, optimiser: Any) -> None:
-        """Have an optimiser's metric tell; several threads may compile with one optimiser."""
-        _, calls = self._compiling.get(id(optimiser), (None, None))
-        metric = getattr(optimiser, "metric", None)
-        if calls is not None:
-            calls.add(call_id)
+        """Have an optimiser's metric tell, and GEPA; threads may compile with one optimiser."""
+        if known := self._compiling.get(id(optimiser)):
+            known[-1].add(call_id)
+            return
+        metric, options = (getattr(optimiser, name, None) for name in ("metric", "gepa_kwargs"))
+        if isinstance(options, dict):
+            given = cast("dict[str, Any]", options)
+            callbacks = [*(given.get("callbacks") or ()), EvolutionEvents()]
+            optimiser.gepa_kwargs = {**given, "callbacks": callbacks}
         elif callable(metric) and stood_for(metric) is metric:
             optimiser.metric = StandIn(metric, _judged)
-            self._compiling[id(optimiser)] = optimiser, {call_id}
+        else:
+            return
+        self._compiling[id(optimiser)] = optimiser, options, {call_id}
 
     def _unwrap(self, call_id: str) -> None:
-        """Give an optimiser its own metric back when nobody compiles with it any more."""
-        for key, (optimiser, calls) in list(self._compiling.items()):
+        """Give an optimiser its own back when nobody compiles with it any more."""
+        for key, (optimiser, options, calls) in list(self._compiling.items()):
             calls.discard(call_id)
             if not calls:
                 del self._compiling[key]
-                optimiser.metric = stood_for(optimiser.metric)
+                if options is None:
+                    optimiser.metric = stood_for(optimiser.metric)
+                else:
+                    optimiser.gepa_kwargs = options
 
     def _enter(self, call_id: str, scope: str, optimiser: str | None, student: Any = None) -> Level:
         outer = current_level()
@@ -350,23 +371,6 @@ def watch_trials() -> None:
         known: list[Any] = getattr(begins_trials, "callbacks", [])
         if not any(isinstance(callback, TrialMarker) for callback in known):
             begins_trials.callbacks = [*known, TrialMarker()]
-
-
-def read_score(value: object) -> tuple[float | None, str | None]:
-    """Return what a metric said as DSPy reads it: a number and words, None for what is neither.
-
-    A bool is 0 or 1; a Prediction or mapping has `score` and perhaps `feedback`; None, NaN and
-    whatever is no number leave a run unscored.
-    """
-    told: Any = value
-    feedback: object = None
-    if isinstance(value, dspy.Example | Mapping):
-        feedback, value = told.get("feedback"), told.get("score")
-    if isinstance(value, str | bytes | None) or not hasattr(type(value), "__float__"):
-        return None, None
-    number = float(cast("Any", value))
-    words = None if feedback is None else str(feedback)
-    return (number, words) if math.isfinite(number) else (None, None)
 
 
 def example_key(inputs: Mapping[str, Any], redact: Redact | None = None) -> str:

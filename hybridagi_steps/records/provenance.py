@@ -3,6 +3,7 @@
 `metadata.source` says that a step came from outside: `kind` (`import`, `mcp`, `client`), and of an
 import `format`, `name` (the file), `at` (UTC) and `before` (what the file itself said). A step that
 was recorded here has no such key. `metadata.recalled` lists ids of steps and messages.
+`metadata.origin` says of what an optimiser made the program that a run tries.
 
 A `Revocation` takes a source and all that descends from it out of recall; stores keep the marks.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 SOURCE, RECALLED = "source", "recalled"
 """The keys of `metadata`."""
@@ -24,6 +25,8 @@ CHAT_FORMATS = (
     "anthropic", "dspy", "langchain", "langgraph", "mlflow", "openai", "otlp", "toolbench",
 )  # fmt: skip
 """What `metadata.format` says of a step that was imported before imports wrote their source."""
+ORIGIN = "origin"
+"""Its key for the origin of a candidate."""
 _LONGEST_HISTORY = 5
 
 
@@ -91,3 +94,48 @@ class Revocation:
     step; of one that is undone none."""
     message_ids: list[str] = field(default_factory=list[str])
     """Ids of messages, likewise."""
+
+
+class CandidateOrigin(NamedTuple):
+    """What GEPA made a candidate of."""
+
+    iteration: int
+    """The one that first proposed it; 0 for the student."""
+    parents: list[str]
+    """Candidates: one of a proposal, two of a merge, none of the student."""
+    proposal: dict[str, str]
+    """The instructions in which it differs from its (first) parent, by predictor."""
+    reflections: list[str]
+    """The runs in which a model proposed them, as far as they were recorded."""
+
+    def __str__(self) -> str:
+        if self.parents[1:]:
+            return f"merge with {', '.join(self.parents[1:])}"
+        return "; ".join(f"{name}: {text}" for name, text in self.proposal.items())
+
+
+def candidate_origin(
+    noted: Mapping[str, Any] | None,
+    state: Mapping[str, Any] | None,
+    proposers: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    proposed: Mapping[str, int],
+) -> CandidateOrigin | None:
+    """Return what `metadata.origin` says of a candidate in this state.
+
+    Args:
+        noted: What stands there.
+        state: Its predictors with their instructions.
+        proposers: By proposal, the outputs of the runs in which a model was asked, by their ids.
+        proposed: How many candidates a proposal made; of several each has the runs that gave its
+            instructions.
+    """
+    if noted is None or state is None:
+        return None
+    proposal = {str(name): str(state[name]["instructions"]) for name in noted["changed"]}
+    texts = {text.strip() for text in proposal.values()}
+    own = [
+        run_id
+        for run_id, outputs in proposers.get(noted["proposal"], {}).items()
+        if proposed[noted["proposal"]] == 1 or texts & {str(v).strip() for v in outputs.values()}
+    ]
+    return CandidateOrigin(noted["iteration"], noted["parents"], proposal, own)

@@ -8,15 +8,16 @@ brings the steps.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from math import inf
+from typing import Any, Literal, NamedTuple, cast
 
-from hybridagi_steps.errors import InvalidQueryError
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.listings import Preformatted
+from hybridagi_steps.records.provenance import ORIGIN, CandidateOrigin, candidate_origin
 
 TRIAL = "trial"
 TRIAL_END = "trial_end"
@@ -74,6 +75,8 @@ class TrialSummary(Preformatted):
     """Every run of it, minibatches and sampled trajectories included."""
     state: dict[str, Any] | None = field(repr=False, default=None)
     """Of each predictor its instructions, fields and demos."""
+    origin: CandidateOrigin | None = None
+    """What GEPA made it of; None of other optimisers."""
 
     @property
     def score(self) -> float | None:
@@ -97,71 +100,31 @@ class TrialSummary(Preformatted):
         return [run.example for run in self.runs if run.score is None]
 
     def __str__(self) -> str:
-        lines = [_row_of(self)]
+        lines = [_RUN_HEAD]
         for run in self.runs:
             told = run.error or run.feedback or ""
-            lines.append([run.example, run.split, _number(run.score), run.run_id, told])
-        return f"{_text([_HEAD, lines[0]])}\n\n{_text([_RUN_HEAD, *lines[1:]])}"
+            lines.append([run.example, run.split, number(run.score), run.run_id, told])
+        return f"{_candidates([self])}\n\n{as_table(lines)}"
 
 
 class TrialTable(Preformatted, list[TrialSummary]):
-    """Candidates, the best first; prints as a table."""
+    """Candidates, the best first; prints as a table, each of GEPA's below its parent."""
 
     def __str__(self) -> str:
-        return _text([_HEAD, *map(_row_of, self)]) if self else "no trials"
+        return _candidates(self) if self else "no trials"
 
     __repr__ = __str__
 
 
-class Difference(NamedTuple):
-    """How two candidates did on one example, and where they first did different things."""
+@dataclass(slots=True)
+class _Candidate:
+    """What the last steps of a candidate's runs tell."""
 
-    example: str
-    score_a: float | None
-    score_b: float | None
-    step_a: AgentStep | None
-    """The first step of `a` that `b` did not do; None when both did the same."""
-    step_b: AgentStep | None
-
-    @property
-    def gain(self) -> float:
-        """How much better `b` did; 0 when one of the two has no score."""
-        if self.score_a is None or self.score_b is None:
-            return 0.0
-        return self.score_b - self.score_a
-
-
-@dataclass(frozen=True, slots=True)
-class TrialDiff(Preformatted):
-    """Two candidates beside one another; prints as a table."""
-
-    a: TrialSummary
-    b: TrialSummary
-    examples: list[Difference]
-    """Those that both were tried on, where the scores differ most first."""
-
-    @property
-    def better(self) -> list[str]:
-        """Examples on which `b` did better than `a`."""
-        return [each.example for each in self.examples if each.gain > 0]
-
-    @property
-    def worse(self) -> list[str]:
-        """Examples on which `b` did worse than `a`."""
-        return [each.example for each in self.examples if each.gain < 0]
-
-    def __str__(self) -> str:
-        head = ["example", "a", "b", "hop", "a did", "b did"]
-        rows = [
-            [each.example, _number(each.score_a), _number(each.score_b), *_first(each)]
-            for each in self.examples
-        ]
-        title = f"a {self.a.candidate} {_number(self.a.score)}, b {self.b.candidate} "
-        title += _number(self.b.score)
-        if not rows:
-            return f"{title}: no example was tried with both"
-        counts = f"{len(self.better)} better, {len(self.worse)} worse with b"
-        return f"{title}: {counts}\n{_text([head, *rows])}"
+    optimiser: str | None
+    runs: list[TrialRun] = field(default_factory=list[TrialRun])
+    state: dict[str, Any] | None = None
+    origin: dict[str, Any] | None = None
+    base: bool = False
 
 
 def summaries(
@@ -176,48 +139,61 @@ def summaries(
     """
     ends = [step for step in marked if compile_id in (None, compiled_in(step))]
     feedback = feedback_on([str(step.run_id) for step in ends])
-    tried: dict[tuple[str, str], list[TrialRun]] = defaultdict(list)
-    optimisers: dict[str, str | None] = {}
-    states: dict[tuple[str, str], dict[str, Any]] = {}
-    base: dict[str, str] = {}
+    tried: dict[tuple[str, str], _Candidate] = {}
+    proposers: dict[str, dict[str, Any]] = defaultdict(dict)
     for step in ends:
-        metadata = step.metadata or {}
-        label, run_id = metadata.get(TRIAL), step.run_id
-        if not isinstance(label, dict) or run_id is None:
+        metadata, run_id = step.metadata or {}, step.run_id
+        if not isinstance(metadata.get(TRIAL), dict) or run_id is None:
             continue
-        key = str(label["compile_id"]), str(label["candidate"])  # pyright: ignore[reportUnknownArgumentType]
-        optimisers[key[0]] = label.get("optimiser")  # pyright: ignore[reportUnknownMemberType]
-        if PROGRAM_STATE in metadata:
-            states[key] = metadata[PROGRAM_STATE]
-        if label.get("base"):  # pyright: ignore[reportUnknownMemberType]
-            base[key[0]] = key[1]
-        tried[key].append(_run(label, step, run_id, feedback.get(run_id)))  # pyright: ignore[reportUnknownArgumentType]
+        label = cast("dict[str, Any]", metadata[TRIAL])
+        if label["candidate"] is None:
+            proposers[label["proposal"]][run_id] = step.outputs or {}
+            continue
+        key = str(label["compile_id"]), str(label["candidate"])
+        each = tried.setdefault(key, _Candidate(label.get("optimiser")))
+        each.state = metadata.get(PROGRAM_STATE, each.state)
+        each.origin = metadata.get(ORIGIN, each.origin)
+        each.base |= bool(label.get("base"))
+        each.runs.append(_run(label, step, run_id, feedback.get(run_id)))
+    return _table(tried, proposers)
+
+
+def _table(
+    tried: Mapping[tuple[str, str], _Candidate], proposers: Mapping[str, Mapping[str, Any]]
+) -> TrialTable:
     validated: dict[str, frozenset[str]] = defaultdict(frozenset)
-    for (compile_id, _), runs in tried.items():
-        for evaluation in _evaluations(runs):
+    for (compile_id, _), each in tried.items():
+        for evaluation in _evaluations(each.runs):
             examples = frozenset(run.example for run in evaluation if run.split == "val")
             validated[compile_id] = max(validated[compile_id], examples, key=len)
-    widest = {key: _widest(runs, validated[key[0]]) for key, runs in tried.items()}
+    widest = {key: _widest(each.runs, validated[key[0]]) for key, each in tried.items()}
     newest = {compile_id: n for n, compile_id in enumerate(dict.fromkeys(key[0] for key in tried))}
     most: dict[str, tuple[bool, bool, int]] = {}
     breadth = {key: _breadth(runs, validated[key[0]]) for key, runs in widest.items()}
     for (compile_id, _), broad in breadth.items():
         most[compile_id] = max(broad, most.get(compile_id, _NO_BREADTH))
+    based = {key[0] for key, each in tried.items() if each.base}
+    proposed = Counter(each.origin["proposal"] for each in tried.values() if each.origin)
     found = [
         TrialSummary(
             compile_id=key[0],
-            optimiser=optimisers[key[0]],
+            optimiser=each.optimiser,
             candidate=key[1],
-            base=key[1] == base[key[0]] if key[0] in base else None,
-            kind=_kind(runs, breadth[key], most[key[0]]),
-            runs=runs,
-            all_runs=tried[key],
-            state=states.get(key),
+            base=each.base if key[0] in based else None,
+            kind=_kind(widest[key], breadth[key], most[key[0]]),
+            runs=widest[key],
+            all_runs=each.runs,
+            state=each.state,
+            origin=candidate_origin(each.origin, each.state, proposers, proposed),
         )
-        for key, runs in widest.items()
+        for key, each in tried.items()
     ]
     found.sort(
-        key=lambda t: (newest[t.compile_id], breadth[t.compile_id, t.candidate], _of(t.score)),
+        key=lambda t: (
+            newest[t.compile_id],
+            breadth[t.compile_id, t.candidate],
+            -inf if t.score is None else t.score,
+        ),
         reverse=True,
     )
     return TrialTable(found)
@@ -227,54 +203,6 @@ def compiled_in(step: AgentStep) -> str | None:
     """Return the compilation or evaluation that a step is a trial of."""
     label: Any = (step.metadata or {}).get(TRIAL)
     return label.get("compile_id") if isinstance(label, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-
-class _TrialMemory(Protocol):
-    def trials(self, compile_id: str | None = None) -> Sequence[TrialSummary]: ...
-    def run_steps(self, run_id: str) -> list[AgentStep]: ...
-
-
-def compare_trials(memory: _TrialMemory, a: TrialSummary | str, b: TrialSummary | str) -> TrialDiff:
-    """Compare two candidates on the examples that both were tried on.
-
-    Args:
-        memory: Where their runs are.
-        a: One candidate, such as the base; its name stands for the newest compilation that has it.
-        b: Another one, such as the best.
-
-    Returns:
-        What each example's score was under both, and the first step in which the runs differ: what
-        was done or came of it, whatever its instructions were. Repeats of an example are paired in
-        the order in which they ran.
-
-    Raises:
-        InvalidQueryError: No trial of this memory has a candidate of that name, or it is no name.
-    """
-    known = memory.trials() if isinstance(a, str) or isinstance(b, str) else ()
-    one, two = (_named(known, each) for each in (a, b))
-    of_two: dict[str, list[TrialRun]] = defaultdict(list)
-    for run in reversed(two.runs):
-        of_two[run.example].append(run)
-    found: list[Difference] = []
-    for run in one.runs:
-        if of_two[run.example]:
-            other = of_two[run.example].pop()
-            first = _first_difference(memory.run_steps(run.run_id), memory.run_steps(other.run_id))
-            found.append(Difference(run.example, run.score, other.score, *first))
-    found.sort(key=lambda each: -abs(each.gain))
-    return TrialDiff(one, two, found)
-
-
-def _named(trials: Sequence[TrialSummary], candidate: object) -> TrialSummary:
-    """Return a candidate that is given itself, or by its name."""
-    if isinstance(candidate, TrialSummary):
-        return candidate
-    for trial in trials:
-        if trial.candidate == candidate:
-            return trial
-    raise InvalidQueryError(
-        f"no trial of this memory has the candidate {candidate!r}; memory.trials() lists them."
-    )
 
 
 def _run(label: Mapping[str, Any], step: AgentStep, run_id: str, said: str | None) -> TrialRun:
@@ -326,56 +254,42 @@ def _kind(
     return "full" if breadth == most else "minibatch"
 
 
-def _first_difference(
-    one: Sequence[AgentStep], two: Sequence[AgentStep]
-) -> tuple[AgentStep | None, AgentStep | None]:
-    """Return the first steps that differ in what was done or came of it, not in its purpose."""
-    for n in range(max(len(one), len(two))):
-        a, b = (steps[n] if n < len(steps) else None for steps in (one, two))
-        if a is None or b is None or _done(a) != _done(b):
-            return a, b
-    return None, None
-
-
-def _done(step: AgentStep) -> tuple[Any, ...]:
-    named = step.tool or step.program
-    return step.step_type, step.predictor, named, step.arguments, step.outputs, step.status
-
-
-def _first(each: Difference) -> list[str]:
-    hop = each.step_a or each.step_b
-    return ["" if hop is None else str(hop.hop), _short(each.step_a), _short(each.step_b)]
-
-
-def _short(step: AgentStep | None) -> str:
-    if step is None:
-        return ""
-    named = step.tool or step.program or step.predictor or str(step.step_type)
-    return f"{named}: {step.outputs}"
-
-
 _HEAD = ["compile", "optimiser", "candidate", "", "score", "examples", "failed", "runs"]
+_ORIGIN_HEAD = ["iteration", "proposed"]
 _RUN_HEAD = ["example", "split", "score", "run", "feedback"]
 
 
-def _row_of(trial: TrialSummary) -> list[str]:
+def _candidates(trials: Sequence[TrialSummary]) -> str:
+    """Return candidates as a table, each of GEPA's below its parent."""
+    from hybridagi_steps.display.terminal import depth_first
+
+    names = [(trial.compile_id, trial.candidate) for trial in trials]
+    above = [
+        (each.compile_id, *(each.origin.parents[:1] if each.origin else ())) for each in trials
+    ]
+    rows = [_row_of(trials[n], depth) for n, depth in depth_first(names, above)]
+    if any(trial.origin for trial in trials):
+        return as_table([[*_HEAD, *_ORIGIN_HEAD], *rows])
+    return as_table([_HEAD, *(row[: len(_HEAD)] for row in rows)])
+
+
+def _row_of(trial: TrialSummary, depth: int) -> list[str]:
     examples, missing = len(trial.runs), len(trial.unscored)
     covered = f"{examples - missing}/{examples}" if missing else str(examples)
     marks = ["base"] * bool(trial.base) + [trial.kind] * (trial.kind != "full")
-    named = [trial.compile_id[:8], trial.optimiser or "Evaluate", trial.candidate]
-    counts = [_number(trial.score), covered, str(len(trial.failed)), str(len(trial.all_runs))]
-    return [*named, ", ".join(marks), *counts]
+    name = f"{'  ' * depth}└ {trial.candidate}"[2:] if depth else trial.candidate
+    named = [trial.compile_id[:8], trial.optimiser or "Evaluate", name, ", ".join(marks)]
+    counts = [number(trial.score), covered, str(len(trial.failed)), str(len(trial.all_runs))]
+    origin = ["", ""] if trial.origin is None else [str(trial.origin.iteration), str(trial.origin)]
+    return [*named, *counts, *origin]
 
 
-def _of(score: float | None) -> float:
-    return float("-inf") if score is None else score
-
-
-def _number(score: float | None) -> str:
+def number(score: float | None) -> str:
+    """Return a score as tables show it."""
     return "–" if score is None else f"{score:.4g}"
 
 
-def _text(rows: Sequence[Sequence[str]]) -> str:
+def as_table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as a table as wide as the terminal, the first one its head."""
     from hybridagi_steps.display.terminal import as_text, rows_table
 

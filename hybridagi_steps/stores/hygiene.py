@@ -106,7 +106,7 @@ class Scoring(OnStore):
 
         Returns:
             A list of `TrialSummary`, the newest compilation first and of each the best candidate;
-            it prints as a table.
+            it prints as a table, GEPA's as the tree of their `origin`.
 
         Raises:
             InvalidQueryError: `compile_id` is no text.

@@ -114,6 +114,18 @@ class TestRecall:
         assert (best.predictor, best.outputs) == ("Desk.route", {"choice": "luggage"})
         assert routed[-1].run_id == best.run_id
 
+    def test_a_like_state_is_found_by_words_or_meaning(self, memory: hs.StepMemory) -> None:
+        reasons: dict[str, str] = {}
+        for mode in ("hybrid", "dense", "lexical"):
+            desk = experienced(memory, mode=mode)
+            desk(question="They lost my suitcase near Oslo")
+            best = [demo for demo in desk.last_recall() if demo.predictor == "Desk.route"][-1]
+            reasons[mode] = best.reason
+        assert "suitcase" in reasons["hybrid"]
+        assert "meaning" in reasons["hybrid"]
+        assert reasons["dense"].startswith("meaning")
+        assert "meaning" not in reasons["lexical"]
+
     def test_one_call_of_the_model_for_each_predictor_and_no_step_of_its_own(
         self, memory: hs.StepMemory, lm: ScriptedLM
     ) -> None:
@@ -563,6 +575,7 @@ class TestBadInput:
             {"prefer": "much"},
             {"group": "task"},
             {"on_error": "ignore"},
+            {"mode": "semantic"},
         ],
         ids=str,
     )

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import dspy
 import pytest
+from gepa.strategies.proposal_sampling import PxNSampling
 
 import hybridagi_steps as hs
-from hybridagi_steps.testing import scripted_lm
+from hybridagi_steps.testing import asked_fields, scripted_lm
 
 EXAMPLES = [
     dspy.Example(question=f"q{n}", answer="some answer").with_inputs("question") for n in range(4)
@@ -198,3 +200,165 @@ def test_gepa(memory: hs.StepMemory) -> None:
     [scope] = {step.scope for step in memory.find({"scope": "*"}, limit=1000).steps}
     assert scope is not None
     assert scope.startswith("compile:GEPA:")
+
+
+class Counsel(dspy.Module):
+    """Answers with two predictors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draft = dspy.Predict("question -> answer", "Base.")
+        self.check = dspy.Predict("question, answer -> verdict", "Base.")
+
+    def forward(self, question: str) -> Any:
+        """Answer."""
+        answer = self.draft(question=question).answer
+        return dspy.Prediction(
+            answer=answer, verdict=self.check(question=question, answer=answer).verdict
+        )
+
+
+KINDS = ("draft", "check", "neither")
+ASKED = [dspy.Example(question=f"{KINDS[n % 3]} {n}").with_inputs("question") for n in range(12)]
+
+
+class Model:
+    """Repeats an instruction as its answer; proposes good instructions, and sometimes a bad one."""
+
+    def __init__(self) -> None:
+        self.proposed: list[str] = []
+
+    def __call__(self, request: Any) -> Any:
+        """Answer."""
+        fields = asked_fields(request)
+        if "new_instruction" in fields:
+            word = "Worse" if len(self.proposed) % 3 == 1 else "Better"
+            self.proposed.append(f"{word} {len(self.proposed)}.")
+            return {"new_instruction": self.proposed[-1]}
+        said = "better" if "Better" in request.system else "base"
+        return dict.fromkeys(fields, "worse" if "Worse" in request.system else said)
+
+
+def suited(example: Any, prediction: Any, *_: Any) -> Any:
+    """Some questions need a better draft, some a better check, and some neither."""
+    kind, n = example.question.split()
+    wanted = {"draft": ("better", "*"), "check": ("*", "better"), "neither": ("base", "base")}[kind]
+    got = (prediction.answer, prediction.verdict)
+    right = all(a in (b, "*") for a, b in zip(wanted, got, strict=True)) and "worse" not in got
+    return dspy.Prediction(score=float(right), feedback=f"{n} {right}")
+
+
+class Watching:
+    """A callback of the user's own."""
+
+    def __init__(self) -> None:
+        self.proposals: list[tuple[int, dict[str, str]]] = []
+        self.merged: list[dict[str, str]] = []
+
+    def on_proposal_end(self, event: Any) -> None:
+        """Remember what was proposed."""
+        self.proposals.append((event["iteration"], event["new_instructions"]))
+
+    def on_merge_attempted(self, event: Any) -> None:
+        """Remember what was merged."""
+        self.merged.append(event["merged_candidate"])
+
+
+def origin_of(trial: Any) -> Any:
+    """What a candidate was made of."""
+    assert trial.origin is not None
+    return trial.origin
+
+
+def instructions(trial: Any) -> dict[str, str]:
+    """The instructions of a candidate, as GEPA names it."""
+    return {name: of["instructions"] for name, of in trial.state.items()}
+
+
+def compiled(memory: hs.StepMemory, way: Callable[..., Any], **options: Any) -> tuple[Any, Any]:
+    """GEPA's own results and what the user's own callback heard, of a program of two predictors."""
+    watching = Watching()
+    options["callbacks"] = [watching]
+    optimiser = dspy.GEPA(
+        metric=suited,
+        max_metric_calls=150,
+        reflection_minibatch_size=6,
+        reflection_lm=(lm := scripted_lm(Model())),
+        num_threads=2,
+        track_stats=True,
+        gepa_kwargs=options,
+    )
+
+    def run(program: Any) -> Any:
+        student = Counsel() if isinstance(program, Ask) else hs.Recorded(Counsel(), memory)
+        return optimiser.compile(student, trainset=ASKED, valset=ASKED)
+
+    with dspy.context(lm=lm):
+        best = way(memory, run)
+    assert optimiser.gepa_kwargs is options
+    assert options["callbacks"] == [watching], "the optimiser has its own back"
+    return best.detailed_results, watching
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        (by_block, {}),
+        (by_recorded, {}),
+        (by_block, {"sampling_strategy": PxNSampling(2, 2)}),
+    ],
+)
+def test_gepas_candidates_say_what_they_were_made_of(
+    memory: hs.StepMemory, way: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    results, watching = compiled(memory, way, **options)
+    trials = memory.trials()
+    by_text = {tuple(instructions(trial).values()): trial for trial in trials}
+    accepted = [
+        by_text[tuple(each.signature.instructions for each in candidate.predictors())]
+        for candidate in results.candidates
+    ]
+    for trial, parents in zip(accepted, results.parents, strict=True):
+        made_of = [accepted[parent].candidate for parent in parents if parent is not None]
+        assert origin_of(trial).parents == made_of
+    assert accepted[0].base
+    assert (origin_of(accepted[0]).iteration, origin_of(accepted[0]).proposal) == (0, {})
+
+    proposed = [trial for trial in trials if len(origin_of(trial).parents) == 1]
+    told = [(origin_of(trial).iteration, origin_of(trial).proposal) for trial in proposed]
+    assert sorted(told, key=str) == sorted(watching.proposals, key=str)
+    assert {trial.kind for trial in proposed} == {"full", "minibatch"}, "the rejected have parents"
+    merged = [trial for trial in trials if len(origin_of(trial).parents) == 2]
+    assert merged or options
+    assert sorted(map(str, map(instructions, merged))) == sorted(map(str, watching.merged))
+    assert [origin_of(trial).reflections for trial in merged] == [[]] * len(merged)
+    for trial in proposed:
+        asked = [memory.run_steps(run_id) for run_id in origin_of(trial).reflections]
+        texts = [(steps[-1].outputs or {})["new_instruction"] for steps in asked]
+        assert texts == ([*origin_of(trial).proposal.values()] if way is by_block else []), (
+            "who records the program alone does not hear the model that reflects"
+        )
+
+
+def test_a_table_of_gepas_candidates_is_their_tree(
+    memory: hs.StepMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    compiled(memory, by_block)
+    trials = {trial.candidate: trial for trial in memory.trials()}
+    rows = [row for row in str(memory.trials()).splitlines()[2:] if row]
+    stands = {row[20:40].strip(" └"): (row.index(row[20:40].strip(" └")), row) for row in rows}
+    assert stands.keys() == trials.keys()
+    for before, after in pairwise(stands):
+        assert stands[after][0] <= stands[before][0] + 2
+    for name, trial in trials.items():
+        origin, (indent, row) = origin_of(trial), stands[name]
+        for parent in origin.parents[:1]:
+            assert indent == stands[parent][0] + 2
+            assert [*stands].index(parent) < [*stands].index(name)
+            assert f" {origin.iteration} " in row
+        if len(origin.parents) == 2:
+            assert row.endswith(f"merge with {origin.parents[1]}")
+        else:
+            assert all(f"{of}: {text}" in row for of, text in origin.proposal.items())
