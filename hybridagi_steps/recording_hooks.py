@@ -7,7 +7,7 @@ from then on; and it asks here whose run that is, and which runs have begun and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -59,21 +59,6 @@ class _Recorder(Protocol):
     @property
     def memory(self) -> Any: ...
     def runs_in_flight(self) -> Iterable[RunInFlight]: ...
-
-
-class _Labels(Protocol):
-    @property
-    def session_id(self) -> str | None: ...
-    @property
-    def user_id(self) -> str | None: ...
-    @property
-    def tags(self) -> Mapping[str, Any]: ...
-
-
-class _Recorder(Protocol):
-    @property
-    def memory(self) -> Any: ...
-    def runs_in_flight(self) -> Iterator[RunInFlight]: ...
 
 
 Recalled = Mapping[str, str | None]

@@ -20,7 +20,7 @@ from hybridagi_steps.errors import SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.recording.recorder import StepRecorder
-from hybridagi_steps.recording_hooks import RunInFlight, in_flight, tell_of_runs
+from hybridagi_steps.recording_hooks import RunInFlight, tell_of_runs
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import MessageRole, Step
