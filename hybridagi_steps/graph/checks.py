@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from hybridagi_steps.errors import InvalidProgramError
 from hybridagi_steps.graph.nodes import (
@@ -28,9 +27,6 @@ from hybridagi_steps.graph.nodes import (
     ProgramGraph,
     reached,
 )
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 _CONTROL_IDS = (START, END)
 
@@ -202,33 +198,20 @@ def _ways(program: ProgramGraph) -> Iterator[str]:
 
 def _prompts(program: ProgramGraph) -> Iterator[str]:
     from jinja2 import TemplateSyntaxError
-    from jinja2.meta import find_undeclared_variables
 
-    environment = _templates()
+    from hybridagi_steps.graph.prompt_language import variables_in
+
     for node in program.nodes.values():
         if not isinstance(node, Action | Decision):
             continue
         part, text = template_of(node)
         try:
-            used = find_undeclared_variables(environment.parse(text))
+            used = variables_in(text)
         except TemplateSyntaxError as error:
             yield f"the {part} of {node.id!r}, line {error.lineno}: {error.message}"
-        except RecursionError:
-            yield f"the {part} of {node.id!r} is nested too deeply"
         else:
-            for name in sorted(used - {*node.var_in, *PROVIDED, *environment.globals}):
+            for name in sorted(used - {*node.var_in, *PROVIDED}):
                 yield f"the {part} of {node.id!r} uses {name!r}, which its var_in does not list"
-
-
-@lru_cache(maxsize=1)
-def _templates() -> Environment:
-    """Return an environment to parse with; nothing is ever rendered in it.
-
-    Jinja works out constants while it reads; in the sandbox that prompts are rendered in it cannot.
-    """
-    from hybridagi_steps.graph.prompt_sandbox import Sandbox
-
-    return Sandbox()
 
 
 def template_of(node: Action | Decision) -> tuple[str, str]:

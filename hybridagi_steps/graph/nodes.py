@@ -85,7 +85,7 @@ class Action:
     purpose: str
     """Why this is done."""
     prompt: str = ""
-    """A jinja2 template: what to do; may use the variables in `var_in`."""
+    """A template: what to do; may use the variables in `var_in`."""
     var_in: list[str] = Field(default_factory=list[str])
     """Variables that the prompt may use."""
     var_out: str | None = None
@@ -104,7 +104,7 @@ class Decision:
     purpose: str
     """Why this is asked."""
     question: str
-    """A jinja2 template: the question to answer."""
+    """A template: the question to answer."""
     var_in: list[str] = Field(default_factory=list[str])
     """Variables that the question may use."""
 

@@ -1,12 +1,8 @@
-"""Prompts of graph programs: jinja2 in a sandbox, where a missing variable is an error.
+"""Filling in the prompts of graph programs, where a missing variable is an error.
 
-Programs come from files, from memories and from other agents, so a prompt may fill in values and
-loop over them, and nothing else: no attribute whose name begins with an underscore, no change to a
-value, no endless loops, no megabytes. What a variable looks like in a prompt is decided here too:
-steps as their text, marked as data; dicts and lists as JSON.
+What a template may ask for is decided by its language; here is decided what a variable looks like
+in it: steps as their text, marked as data; dicts and lists as JSON.
 """
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -16,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from jinja2 import StrictUndefined, Template, TemplateError, Undefined
+from jinja2 import Template, TemplateError, Undefined
 
 from hybridagi_steps.display.view import plural
 from hybridagi_steps.dspy_types import AgentStepList, QueryWithSteps, StepContext
 from hybridagi_steps.errors import PromptError
 from hybridagi_steps.graph.nodes import PROVIDED
-from hybridagi_steps.graph.prompt_sandbox import MOST_CHARACTERS, Sandbox, allow, allowance, weight
+from hybridagi_steps.graph.prompt_language import PromptEnvironment
 from hybridagi_steps.messages.fences import inert
 from hybridagi_steps.recording.values import plain
 from hybridagi_steps.records.agent_step import AgentStep
@@ -30,6 +26,7 @@ from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.json_values import transformed
 
 _KEPT_TEMPLATES = 2048
+_MOST_CHARACTERS = 2_000_000
 
 
 def rendered(
@@ -124,7 +121,9 @@ class _Recalled:
         return (_Recalled(part, self.text) for part in self._parts())
 
     def _parts(self) -> Sequence[Any]:
-        return self.value if isinstance(self.value, list | tuple) else _steps_of(self.value) or []
+        if isinstance(self.value, list | tuple):
+            return cast("Any", self.value)  # pyright: ignore[reportUnknownMemberType]
+        return _steps_of(self.value) or []
 
 
 def _standing(text: Callable[[object], str], value: object, _: str) -> Any:
@@ -170,47 +169,32 @@ def _json(value: object) -> str:
         return json.dumps(plain(value, []), ensure_ascii=False, default=str)
 
 
-def _finalized(value: object) -> str:
-    if not isinstance(value, str | _Recalled):
-        allow(weight(value), "a value")
-    return shown_text(value)
-
-
 def _finalized_for_model(value: object) -> str:
-    text = _finalized(value)
+    text = shown_text(value)
     return text if isinstance(value, _Recalled) else inert(text)  # steps have a fence of their own
 
 
-def _sandbox(finalize: Callable[[Any], str]) -> Sandbox:
-    sandbox = Sandbox(
-        undefined=StrictUndefined, finalize=finalize, autoescape=False, keep_trailing_newline=True
-    )
-    del sandbox.globals["lipsum"]  # makes as much text as it is asked for
-    return sandbox
-
-
-_TO_PROMPT, _TO_MODEL = _sandbox(_finalized), _sandbox(_finalized_for_model)
+_TO_PROMPT, _TO_MODEL = PromptEnvironment(shown_text), PromptEnvironment(_finalized_for_model)
 
 
 @functools.lru_cache(maxsize=_KEPT_TEMPLATES)
-def _compiled(environment: Sandbox, template: str, where: str) -> Template:
+def _compiled(environment: PromptEnvironment, template: str, where: str) -> Template:
     try:
         return environment.from_string(template)
-    except (TemplateError, RecursionError) as error:
+    except (TemplateError, RecursionError, SyntaxError) as error:
         raise PromptError(f"{where} cannot be read: {error}") from error
 
 
 def _filled(template: Template, values: Mapping[str, Any], where: str) -> str:
     """Render in pieces, so that a prompt that would grow without end is stopped."""
     pieces: list[str] = []
-    left = MOST_CHARACTERS
+    left = _MOST_CHARACTERS
     try:
-        with allowance():
-            for piece in template.generate(values):
-                pieces.append(piece)
-                left -= len(piece)
-                if left < 0:
-                    raise PromptError(f"{where} grew over {MOST_CHARACTERS:,} characters.")
+        for piece in template.generate(values):
+            pieces.append(piece)
+            left -= len(piece)
+            if left < 0:
+                raise PromptError(f"{where} grew over {_MOST_CHARACTERS:,} characters.")
     except PromptError:
         raise
     except Exception as error:  # whatever an expression in a prompt can raise

@@ -273,8 +273,8 @@ class TestPrompts:
         assert out.final_answer == "Where?: Paris in France"
 
     def test_may_need_no_model_at_all(self) -> None:
-        agent = GraphInterpreter(chain(say("1 + 1 = {{ 1 + 1 }}")), tools=[Speak()])
-        assert agent(query="").final_answer == "1 + 1 = 2"
+        agent = GraphInterpreter(chain(say("{{ query|length }} words")), tools=[Speak()])
+        assert agent(query="abc").final_answer == "3 words"
 
     def test_show_the_last_steps_of_the_run(self) -> None:
         nodes = [Action(f"n{i}", "Predict", f"Purpose {i}", "Go") for i in range(4)]
@@ -309,24 +309,19 @@ class TestPrompts:
         "prompt",
         [
             "{{ query.__class__ }}",
-            "{{ ''.__class__.__mro__ }}",
-            "{{ query.__class__.__init__.__globals__ }}",
-            "{{ query|attr('__class__') }}",
+            "{{ query.upper }}",
+            "{{ ''['__class__'] }}",
             "{{ query['__class__'] }}",
-            "{{ [query]|map(attribute='__class__')|list }}",
-            "{{ '{0.__class__}'.format(query) }}",
-            "{{ lipsum(100000) }}",
-            "{% include 'other' %}",
+            "{{ query.__class__.__init__ }}",
+            "{{ orders|map(attribute='__class__')|list }}",
+            "{{ orders|map(attribute='append')|list }}",
             "{{ steps.steps }}",
-            "{{ 'x' * 100000000 }}",
-            "{% for i in range(1000000) %}x{% endfor %}",
         ],
     )
     def test_that_reach_for_more_fail_as_a_step(self, prompt: str) -> None:
-        agent = GraphInterpreter(
-            chain(say(prompt, var_in=["steps"]), var_in=("steps",)), tools=[Speak()]
-        )
-        out = agent(query="q", steps=hs.AgentStepList(steps=[]))
+        program = chain(say(prompt, var_in=["steps", "orders"]), var_in=("steps", "orders"))
+        agent = GraphInterpreter(program, tools=[Speak()])
+        out = agent(query="q", steps=hs.AgentStepList(steps=[]), orders=[[]])
         failing = out.program_trace.steps[1]
         assert out.finish_reason == "error"
         assert failing.status == "error"
@@ -343,7 +338,7 @@ class TestPrompts:
             assert agent(query="weather").final_answer == "It rains in Paris."
 
     def test_read_keys_and_loop(self) -> None:
-        text = "{% for o in orders %}{{ loop.index }}:{{ o.id }}/{{ o.get('n', 0) }} {% endfor %}"
+        text = "{% for o in orders %}{{ loop.index }}:{{ o.id }}/{{ o.n|default(0) }} {% endfor %}"
         agent = GraphInterpreter(
             chain(say(text, var_in=["orders"]), var_in=("orders",)), tools=[Speak()]
         )

@@ -88,13 +88,15 @@ class TestParts:
             chain(say("hi", "")).build()
 
 
-@pytest.fixture(scope="module")
-def stopped_seconds() -> float:
-    """CPU seconds in which what is stopped has ended: those of 600 million turns of a bare loop."""
-    began = time.thread_time()
-    for _ in range(5_000_000):
-        pass
-    return 120 * (time.thread_time() - began)
+def loops(*heads: str, body: str = "") -> str:
+    """Return a prompt of loops inside of each other around a body."""
+    return "".join(f"{{% for {head} %}}" for head in heads) + body + "{% endfor %}" * len(heads)
+
+
+def _talk(prompt: str, **values: Any) -> hs.AgentOutput:
+    """Return what an agent answers whose one prompt uses `values`."""
+    program = chain(say(prompt, var_in=list(values)), var_in=tuple(values))
+    return GraphInterpreter(program, [Speak()])(query="q", **values)
 
 
 class TestEndlessPrompts:
@@ -108,19 +110,6 @@ class TestEndlessPrompts:
             "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
             "{{ m(40) }}",
             "{{ range(99999)|reject('in', range(99999)|list)|list|length }}",
-        ],
-    )
-    def test_are_stopped(self, prompt: str, stopped_seconds: float) -> None:
-        began = time.thread_time()
-        out = GraphInterpreter(chain(say(prompt)), [Speak()])(query="q")
-        assert time.thread_time() - began < stopped_seconds
-        assert out.error is not None
-        assert out.error.type == "PromptError"
-        assert "turns" in out.error.message
-
-    @pytest.mark.parametrize(
-        "prompt",
-        [
             "{{ '%1000000000d' % 1 }}",
             "{{ '%*d' % (1000000000, 1) }}",
             "{{ '%.1000000000f' % 1 }}",
@@ -181,51 +170,166 @@ class TestEndlessPrompts:
             "{{ ('{:1000}' * 90000).format(*range(90000)) }}",
             "{{ ('%1000d' * 90000) % range(90000)|list }}",
             "{{ ('x' * 100000)|replace('', 'y' * 100000)|length }}",
+            # loops that multiply
+            "{% for a in 'xxxx' %}{% for b in 'xxxx' %}{% endfor %}{% endfor %}",
+            "{% for a in query %}{% for b in query %}{% endfor %}{% endfor %}",
+            loops("a in query", "b in a", "c in a"),
+            "{% for a in query %}{% for b in (a, a, a) %}{% endfor %}{% endfor %}",
+            "{% for a in query %}{% for b in [a, a, a] %}{% endfor %}{% endfor %}",
+            "{% for a in query %}{% for b in loop.previtem %}{% endfor %}{% endfor %}",
+            "{% for a in query %}{% for b in a.x|default('xxxx') %}{% endfor %}{% endfor %}",
+            "{% for a in query %}{% for b in a|tojson %}{% endfor %}{% endfor %}",
+            "{% for a in query %}{% for b in a|batch(9999, 'x') %}{% endfor %}{% endfor %}",
+            loops("a in query", "b in a|map(attribute='x', default='xx')"),
+            "{% for a in query %}{% for b in a|groupby('x', 'xx') %}{% endfor %}{% endfor %}",
+            loops("a in query", "b in a.x", body="{% else %}" + loops("c in b")),
+            "{% for a in query if query|upper == a %}{% endfor %}",
+            "{% for a in query %}{% if query|upper == a %}{% endif %}{% endfor %}",
+            "{% for a in query %}{% if query[1:] == a %}{% endif %}{% endfor %}",
+            "{% for a in query %}{% if query ~ a == a %}{% endif %}{% endfor %}",
+            "{% for a in query %}{% if a in objective %}{% endif %}{% endfor %}",
+            "{% for a in query %}{% if query == objective %}{% endif %}{% endfor %}",
+            # filters that multiply
+            "{{ query|replace('', 'y' * 9) }}",
+            "{{ query" + "|replace('x', 'yyyyyyyyyy')" * 9 + " }}",
+            "{{ (query|replace('x', 'yyyyyyyyyyyy') ~ 'x')|replace('x', 'yyyyyyyyyyyy') }}",
+            "{{ query" + "|tojson" * 30 + " }}",
+            "{{ query" + "|list|string" * 30 + " }}",
+            "{{ (query|list ~ '')|list }}",
+            "{{ query" + "|join('----------')" * 9 + " }}",
+            "{{ query|join(d='----------')|replace(old='-', new='----------') }}",
+            "{{ query|replace(*query) }}",
+            "{{ query|map('replace', 'x', 'yy')|list }}",
+            "{{ query|join('" + "x" * 101 + "') }}",
         ],
     )
-    def test_make_no_gigabytes(self, prompt: str, stopped_seconds: float) -> None:
-        began, most = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        out = GraphInterpreter(chain(say(prompt)), [Speak()])(query="q")
-        assert time.thread_time() - began < stopped_seconds
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 400_000  # KiB
-        assert out.error is not None
-        assert out.error.type == "PromptError"
-        assert re.search(r"would make some|over 134,217,728 bytes|too large", out.error.message)
+    def test_are_refused_when_they_are_made(self, prompt: str) -> None:
+        began = time.thread_time()
+        with pytest.raises(errors.InvalidProgramError, match="the prompt of 'say', line 1: "):
+            chain(say(prompt)).build()
+        assert time.thread_time() - began < 2  # nothing of it is carried out
 
     @pytest.mark.parametrize(
-        ("prompt", "shown"),
+        "prompt",
         [
-            ("{{ '%5d|%s' % (3, query) }}", "    3|q"),
-            ("{{ '%d of %d'|format(5000000, 3000000) }}", "5000000 of 3000000"),
-            ("{{ '{:,}|{:>4}|{!r}'.format(123456789, 1, query) }}", "123,456,789|   1|'q'"),
-            ("{{ '{a}'.format_map({'a': 1}) }}{{ query.ljust(3) }}|", "1q  |"),
-            ("{{ query|center(5) }}|{{ 'a\nb'|indent(2) }}", "  q  |a\n  b"),
-            ("{{ ['a', 'b']|map('upper')|join('-') }}{{ ','.join('xy') }}", "A-Bx,y"),
-            ("{{ 'a' ~ 1 ~ none }}{{ [1] + [2] }}{{ 2 ** 10 }}", "a1None[1, 2]1024"),
-            ("{{ {'a': 1}|tojson(indent=2) }}", '{\n  "a": 1\n}'),
-            ("{% for b in [1, 2, 3]|batch(2) %}{{ b|join }};{% endfor %}", "12;3;"),
-            ("{% for k, v in {'a': 1}|items %}{{ k }}{{ v }}{% endfor %}{{ [1, 2]|sum }}", "a13"),
-            ("{% set x %}a{{ query }}{% endset %}{{ x|upper }}{{ 2.345|round(1) }}", "AQ2.3"),
-            ("{{ (('1' * 99999 ~ ' %s') % 1)|length }}", "100001"),
-            ("{{ ('y' * 10000)|length }}{{ ('%s' % ('y' * 9999))|length }}", "100009999"),
+            "{{ query|round(8, 'ceil') }}",
+            "{% if '%999999999d' is divisibleby(3) %}{% endif %}",
+            "{% if '%999999999d' is even %}{% endif %}",
+            "{{ [1, 2]|round(8, 'ceil') }}",
         ],
     )
-    def test_do_what_prompts_do(self, prompt: str, shown: str) -> None:
-        assert GraphInterpreter(chain(say(prompt)), [Speak()])(query="q").final_answer == shown
+    def test_count_with_numbers_alone(self, prompt: str) -> None:
+        error = _talk(prompt).error
+        assert error is not None
+        assert error.type == "PromptError"
+        assert "is no number" in error.message
 
-    @pytest.mark.parametrize("name", ["pprint", "striptags", "urlize", "wordwrap", "xmlattr"])
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            "{{ text|list|replace(\"'\", '" + "y" * 49 + "') }}",
+            "{{ text|join('" + "y" * 60 + "') }}",
+            "{{ text|e|tojson }}",
+            "{% for a in text %}{{ text }}{% endfor %}",
+        ],
+    )
+    def test_make_no_gigabytes(self, prompt: str) -> None:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        error = _talk(prompt, text="<" * 1_000_000).error
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 400_000  # KiB
+        assert error is not None
+        assert error.type == "PromptError"
+        assert "grew over 2,000,000 characters" in error.message
+
+    @pytest.mark.parametrize(
+        ("prompt", "text"),
+        [
+            ("{{ query|upper }}{{ query|trim|title }}", "QQ"),
+            ("{{ 'a' ~ 1 ~ none }}{{ orders[-1].id }}", "a1NoneB"),
+            ("{{ {'a': 1} if false else orders[:1]|tojson }}", None),
+            ("{{ orders[:1]|tojson }}", '[{"id": "A", "n": 2}]'),
+            ("{{ orders|map(attribute='id')|join('-') }}", "A-B"),
+            ("{% for b in orders|batch(1) %}{{ b|length }};{% endfor %}", "1;1;"),
+            (
+                loops("o in orders", "k, v in o|items", body="{{ k }}{{ v }}"),
+                "idAn2idB",
+            ),
+            (
+                loops("o in orders if o.id in ['B', 'C']", body="{{ loop.index }}{{ o.id|lower }}"),
+                "1b",
+            ),
+            (
+                loops("o in orders", body="{% if o.id == wanted %}{{ query }}{% endif %}"),
+                "q",
+            ),
+            (
+                "{{ orders|selectattr('n', 'defined')|sum(attribute='n') }}{{ 2.345|round(1) }}",
+                "22.3",
+            ),
+            (
+                loops("c in query", body="{% if loop.index is odd %}{{ loop.last }}{% endif %}"),
+                "True",
+            ),
+            ("{{ query|replace('q', 'a & b')|replace('&', '+')|truncate(9) }}", "a + b"),
+            ("{% for a in none or [] %}{% endfor %}", None),
+        ],
+    )
+    def test_do_what_prompts_do(self, prompt: str, text: str | None) -> None:
+        values: dict[str, Any] = {"orders": [{"id": "A", "n": 2}, {"id": "B"}], "wanted": "A"}
+        if text is None:
+            with pytest.raises(errors.InvalidProgramError, match="line 1"):
+                _talk(prompt, **values)
+        else:
+            assert _talk(prompt, **values).final_answer == text
+
+    @pytest.mark.parametrize(
+        ("prompt", "construct"),
+        [
+            ("{{ query.get('x', 0) }}", "no calls such as `x.get()`"),
+            ("{{ '{:>9}'.format(query) }}", "no calls such as"),
+            ("{{ 1 + 1 }}", "no arithmetic"),
+            ("{{ '%5d' % 3 }}", "no arithmetic"),
+            ("{{ -query }}", "are constants"),
+            ("{% set x = query %}{{ x }}", "no `set`"),
+            ("{% set x %}{{ query }}{% endset %}", "no `set`"),
+            ("{% macro m() %}{% endmacro %}", "no macros"),
+            ("{% filter upper %}{% endfilter %}", "no `filter` blocks"),
+            ("{% include 'other' %}", "no `include`"),
+            ("{{ {'a': query} }}", "no dicts"),
+            ("{{ [query]|join }}", "lists are constants"),
+            ("{% for a in query recursive %}{% endfor %}", "no recursive loops"),
+            ("{{ query|tojson(indent=2) }}", "`tojson` takes no"),
+            ("{% for a in [1, 2] %}{% endfor %}", "goes through a variable"),
+        ],
+    )
+    def test_that_use_more_of_jinja_are_refused_with_line_and_construct(
+        self, prompt: str, construct: str
+    ) -> None:
+        with pytest.raises(errors.InvalidProgramError, match=f"line 2: .*{re.escape(construct)}"):
+            chain(say("Hello\n" + prompt)).build()
+
+    @pytest.mark.parametrize(
+        "name", ["pprint", "striptags", "wordwrap", "center", "format", "indent", "random", "safe"]
+    )
     def test_filters_that_are_not_on_the_list_are_named(self, name: str) -> None:
         with pytest.raises(errors.InvalidProgramError, match=f"No filter named '{name}'"):
             GraphInterpreter(chain(say("{{ query|%s }}" % name)), [Speak()])  # noqa: UP031 - braces
 
     def test_long_loops_are_no_endless_ones(self) -> None:
-        prompt = (
-            "{% for a in range(300) %}{% for b in range(300) %}{% endfor %}{% endfor %}"
-            "{% for a in 'xyz' %}{{ loop.index }}{{ loop.length }}{{ loop.last }} {% endfor %}"
-            "{% for a in [[[]]] recursive %}({{ loop(a) }}){% endfor %}"
-        )
-        out = GraphInterpreter(chain(say(prompt)), [Speak()])(query="q")
-        assert out.final_answer == "13False 23False 33True (())"
+        prompt = loops("a in rows", "b in a if b", body="{{ b }}")
+        rows = [[0] * 300] * 299 + [[7]]
+        assert _talk(prompt, rows=rows).final_answer == "7"
+
+    @pytest.mark.parametrize("depth", [30, 300, 100_000])
+    def test_nested_deeper_than_python_reads_are_refused(self, depth: int) -> None:
+        loops = "{% for x in query %}" + "{% for x in x %}" * depth + "{% endfor %}" * (depth + 1)
+        for prompt in (
+            loops,
+            "{{ query" + "|upper" * 10 * depth + " }}",
+            "{{ 1" + "0" * 5000 + " }}",
+        ):
+            with pytest.raises(errors.InvalidProgramError, match="line 1"):
+                chain(say(prompt)).build()
 
 
 class TestAnswersOfTools:

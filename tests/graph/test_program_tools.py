@@ -247,11 +247,11 @@ class TestPastActionSearch:
         [
             "{{ past|upper }}",
             "{{ past ~ '!' }}",
-            "{{ [past]|join }}",
-            "{{ [past] }}",
+            "{{ past|join }}",
+            "{{ past if past else '' }}",
             "{{ past|replace('a', 'a') }}",
             "{% for step in past %}{{ step }}{% endfor %}",
-            "{% set all = past|string %}{{ past|length }}{{ all }}",
+            "{{ past|length }}{{ past|string|trim }}",
         ],
     )
     def test_is_not_stored_again_whatever_a_prompt_does_with_it(
