@@ -19,22 +19,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridagi_steps.messages.conversation import (
-    LONGEST_RUN_ID,
     NOT_READ,
     Conversation,
-    content_key,
     conversation_steps,
 )
-from hybridagi_steps.messages.turns import Message, Turn
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
     as_list,
     as_object,
-    as_text,
-    time_of,
-    without,
 )
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.validation import without_parent
@@ -42,8 +36,6 @@ from hybridagi_steps.validation import without_parent
 if TYPE_CHECKING:
     from hybridagi_steps.memory import StepMemory
     from hybridagi_steps.stores.sql.salvage import Salvaged
-
-_ID_KEYS = ("id", "conversation_id", "session_id", "thread_id")
 
 
 class Record(NamedTuple):
@@ -142,39 +134,6 @@ def read_each(
         yield from found
 
 
-def read_chats(
-    records: Records, read: Callable[[object], Conversation]
-) -> Iterator[Parsed | Skipped]:
-    """Yield the steps of the conversation that `read` sees in each record."""
-    return read_each(records, lambda record: record_steps(record, read(record.value)))
-
-
-def chat_of(
-    value: object, format_name: str, turns: Callable[[list[Message]], list[Turn]]
-) -> Conversation:
-    """Return a list of messages, or an object that holds one, as a conversation."""
-    messages: object = as_list(value) or as_object(value).get("messages")
-    if not isinstance(messages, list):
-        raise BadRecordError("no list of messages")
-    if not messages:
-        raise BadRecordError("an empty list of messages")
-    extras, messages = without(value, "messages"), as_list(messages)
-    session_id, created_at = as_text(extras.get("session_id")), time_of(extras)
-    for place, message in enumerate(messages, start=1):
-        if not isinstance(message, dict):
-            raise BadRecordError(f"message {place} is not an object")
-    own_id = next((extras[key] for key in _ID_KEYS if isinstance(extras.get(key), str)), None)
-    return Conversation(
-        turns(messages),
-        key=f"conversation:{own_id}" if own_id else content_key(messages),
-        format=format_name,
-        session_id=session_id,
-        run_id=own_id if own_id and len(own_id) <= LONGEST_RUN_ID else None,
-        created_at=created_at,
-        extras=extras,
-    )
-
-
 def record_steps(
     record: Record,
     conversation: Conversation,
@@ -221,7 +180,6 @@ class UnreadCounts:
 
     def notes(self) -> list[str]:
         """Return the counts in words."""
-        counts = self._counts.most_common()
         counts = self._counts.most_common()
         return [f"{count:,} {label} were not understood" for label, count in counts]
 

@@ -22,6 +22,7 @@ from hybridagi_steps.records.json_reading import (
     json_or_text,
     known_fields,
     last_user_text,
+    objects_in,
     text_of,
     whole_number,
 )
@@ -177,6 +178,12 @@ USAGES = ("mlflow.chat.tokenUsage", "langfuse.observation.usage_details")
 """Attributes that hold all counts as one object."""
 COSTS = ("llm.cost.total", "gen_ai.usage.cost", "operation.cost")
 COST_OBJECTS = ("mlflow.llm.cost", "langfuse.observation.cost_details")
+
+INPUT_EVENTS = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+PROMPT_EVENT, COMPLETION_EVENT = "gen_ai.content.prompt", "gen_ai.content.completion"
+CHOICE_EVENT = "gen_ai.choice"
+ERROR_TYPE = "error.type"
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 QUESTIONS = ("question", "query", "input", "prompt", "message", "text", "request", "task")
 """Arguments that hold a program's question, the likeliest first."""
@@ -462,3 +469,54 @@ def _metrics(attributes: JsonObject) -> JsonObject:
         provider=first_text(attributes, PROVIDERS),
         cost=cost if isinstance(cost, int | float) and not isinstance(cost, bool) else None,
     )
+
+
+def event_messages(native: JsonObject, attributes: JsonObject) -> tuple[Messages, Messages]:
+    """Return the messages in and out that a span's events tell, or an attribute of events."""
+    asked: Messages = []
+    answered: Messages = []
+    within = as_list(json_or_text(attributes.get("events")))
+    for event in map(as_object, [*as_list(native.get("events")), *within]):
+        fields = plain_attributes(event) or event
+        name = str(event.get("name") or event.get("event.name"))
+        if name == PROMPT_EVENT:
+            asked += messages_in(json_or_text(fields.get("gen_ai.prompt")), "user")
+        elif name == COMPLETION_EVENT:
+            answered += messages_in(json_or_text(fields.get("gen_ai.completion")), "assistant")
+        elif name in INPUT_EVENTS:
+            asked.append({"role": INPUT_EVENTS[name], "content": fields.get("content")})
+        elif name == CHOICE_EVENT:
+            message = as_object(json_or_text(fields.get("message")))
+            answered.append(message or {"role": "assistant", "content": fields.get("content")})
+        elif name == "gen_ai.client.inference.operation.details":
+            for key, messages in (("input", asked), ("output", answered)):
+                value = fields.get(f"gen_ai.{key}.messages")
+                messages += messages_in(json_or_text(value), "user") if value else []
+    return asked, answered
+
+
+def plain_attributes(native: JsonObject) -> JsonObject:
+    """Return the attributes of a span, event or resource as plain values."""
+    return as_object(native.get("attributes")) or _pairs(native.get("attributes"))
+
+
+def _pairs(pairs: object) -> JsonObject:
+    return {str(pair.get("key")): _plain(pair.get("value")) for pair in objects_in(pairs)}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case {"intValue": str(text)} if _INTEGER.fullmatch(text):
+            return int(text)
+        case {"arrayValue": inner}:
+            return [_plain(item) for item in as_list(as_object(inner).get("values"))]
+        case {"kvlistValue": inner}:
+            return _pairs(as_object(inner).get("values"))
+        case {"intValue": plain} | {"stringValue": plain} | {"boolValue": plain}:
+            return plain
+        case {"doubleValue": plain} | {"bytesValue": plain}:
+            return plain
+        case dict():
+            return None
+        case _:
+            return value

@@ -17,8 +17,27 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
+from hybridagi_steps.exchange.span_dialects import (
+    ERROR_TYPE,
+    OPERATION,
+    Reading,
+    event_messages,
+    plain_attributes,
+    read_attributes,
+    short_name,
+)
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, NOT_READ
-from hybridagi_steps.records.json_reading import BadRecordError, JsonObject, agent_step, stable_id
+from hybridagi_steps.records.json_reading import (
+    BadRecordError,
+    JsonObject,
+    agent_step,
+    as_object,
+    first_number,
+    objects_in,
+    stable_id,
+    text_in,
+    time_of,
+)
 
 MAX_SPAN_DEPTH = 100
 """Spans nested more deeply are shown at this depth, with a note."""
@@ -36,32 +55,24 @@ class Span:
     name: str
     native: JsonObject
     record: Record
+    read: Reading
+    """What its attributes say."""
     start: int | None = None
     """Nanoseconds since 1970."""
     end: int | None = None
     """Nanoseconds since 1970."""
-    is_program: bool = False
-    """Whether it is a program even when it holds no other span."""
-    tool: str | None = None
-    """The tool of an Action; None for a language model's answer."""
-    purpose: str = ""
-    arguments: JsonObject = field(default_factory=dict[str, Any])
-    outputs: JsonObject | None = None
     error: dict[str, str] | None = None
     """type and message of what it failed with."""
-    metrics: JsonObject = field(default_factory=dict[str, Any])
-    session_id: str | None = None
-    user_id: str | None = None
     notes: list[str] = field(default_factory=list[str])
     elsewhere: str | None = None
     """The span around it, where that one is not among those that are placed together."""
-    label: str = ""
-    """Its kind in the words of its format."""
 
     @property
     def is_empty(self) -> bool:
         """Whether neither words, arguments, result nor error were understood, nor a program."""
-        return not (self.purpose or self.arguments or self.outputs or self.error or self.is_program)
+        read = self.read
+        is_program = read.kind == "program"
+        return not (read.purpose or read.arguments or read.outputs or self.error or is_program)
 
     @property
     def starts_at(self) -> int:
@@ -85,6 +96,81 @@ class Trace:
     user_id: str | None = None
     extras: JsonObject = field(default_factory=dict[str, Any])
     """What the file says about the trace as a whole."""
+
+
+_IDS = ("spanId", "span_id", "context.span_id")
+_TRACE_IDS = ("traceId", "trace_id", "context.trace_id")
+_PARENT_IDS = ("parentSpanId", "parent_span_id", "parent_id")
+_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR", "ERROR")
+_NANOSECONDS_FROM = 10**16
+"""Times below are seconds or milliseconds: as nanoseconds they would lie in April 1970."""
+
+
+def read_span(native: JsonObject, record: Record, **about: object) -> Span:
+    """Return the span that an object tells, under OTLP's names or those of an SDK.
+
+    `about` are members in OTLP's names that its format calls otherwise; the native stays as it is.
+
+    Raises:
+        BadRecordError: It has no id.
+    """
+    fields = {**as_object(native.get("context")), **native, **about}
+    span_id = id_in(fields, *_IDS)
+    if not span_id:
+        raise BadRecordError("it has no span_id")
+    attributes = plain_attributes(fields)
+    name = str(fields.get("name") or attributes.get(OPERATION) or "unnamed")
+    read = read_attributes(attributes, name, event_messages(fields, attributes))
+    return Span(
+        id=span_id,
+        parent=id_in(fields, *_PARENT_IDS) or None,
+        name=read.name or short_name(name),
+        native=native,
+        record=record,
+        read=read,
+        start=_time(fields, "start"),
+        end=_time(fields, "end"),
+        error=_error(fields, attributes),
+    )
+
+
+def trace_id_of(native: JsonObject) -> str | None:
+    """Return the trace that a span is of; None for what is no span."""
+    fields = {**as_object(native.get("context")), **native}
+    return id_in(fields, *_TRACE_IDS) if id_in(fields, *_IDS) else None
+
+
+def id_in(fields: JsonObject, *names: str) -> str:
+    """Return an id in lower case, as hexadecimal digits are written; base64 stays as it is."""
+    own = (text_in(fields, *names) or "").removeprefix("0x")
+    is_hexadecimal = len(own) in (16, 32) and not set(own.lower()) - set("0123456789abcdef")
+    return own.lower() if is_hexadecimal else own
+
+
+def _time(fields: JsonObject, edge: str) -> int | None:
+    names = (f"{edge}TimeUnixNano", f"{edge}_time_unix_nano", f"{edge}_time_ns")
+    if (number := first_number(fields, *names)) is not None:
+        return number
+    names = (f"{edge}_time", f"{edge}Time")
+    number = first_number(fields, *names)
+    if number is not None and number >= _NANOSECONDS_FROM:
+        return number
+    read = time_of(fields, *names)
+    return nanoseconds(read) if read else None
+
+
+def _error(fields: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
+    status = as_object(fields.get("status"))
+    codes = (status.get("code"), status.get("status_code"), fields.get("status_code"))
+    if not any(code in _ERROR_CODES for code in codes):
+        return None
+    message = text_in(status, "message", "description") or text_in(fields, "status_message")
+    error = {"type": str(attributes.get(ERROR_TYPE) or "Error"), "message": message or ""}
+    for event in objects_in(fields, "events"):
+        raised = plain_attributes(event)
+        if kind := raised.get("exception.type"):
+            error = {"type": str(kind), "message": str(raised.get("exception.message", message))}
+    return error
 
 
 def trace_steps(trace: Trace) -> Iterator[Parsed | Skipped]:
@@ -138,17 +224,17 @@ class _Walk:
         if span.elsewhere is not None:
             program_id = step_id(self._trace.id, span.elsewhere)
             before = before or [program_id]
-        purpose = span.purpose or question
-        if not (children or span.is_program):
+        read, purpose = span.read, span.read.purpose or question
+        if not (children or read.kind == "program"):
             inputs: JsonObject = {"purpose": purpose}
-            if span.tool is not None:
-                inputs["tool"] = span.tool
-            inputs["arguments"] = span.arguments
+            if read.tool is not None:
+                inputs["tool"] = read.tool
+            inputs["arguments"] = read.arguments
             return self._add(span, "Action", inputs, before, program_id, span.ends_at)
         inputs = {
             "program": span.name,
-            "purpose": self._asked(span) or span.name,
-            "arguments": span.arguments,
+            "purpose": self._question(span) or span.name,
+            "arguments": read.arguments,
         }
         called = self._add(span, "ProgramCall", inputs, before, program_id, span.starts_at)
         inner = called[0] if called else program_id
@@ -156,10 +242,10 @@ class _Walk:
         end = {"program": span.name}
         return self._add(span, "ProgramEnd", end, after, program_id, span.ends_at) or after
 
-    def _asked(self, span: Span) -> str:
+    def _question(self, span: Span) -> str:
         """Return what a span, or the first one in it that says so, was asked."""
-        asked = (self._asked(child) for child in self._children.get(span.id, []))
-        return span.purpose or next(filter(None, asked), "")
+        inner = (self._question(child) for child in self._children.get(span.id, []))
+        return span.read.purpose or next(filter(None, inner), "")
 
     def _add(
         self,
@@ -180,8 +266,8 @@ class _Walk:
             "inputs": inputs,
             "outputs": _outputs(span) if closes else None,
             "metadata": self._metadata(span, before, opens=opens),
-            "session_id": span.session_id or self._trace.session_id,
-            "user_id": span.user_id or self._trace.user_id,
+            "session_id": span.read.session_id or self._trace.session_id,
+            "user_id": span.read.user_id or self._trace.user_id,
             "run_id": self._run_id,
             "program_id": program_id,
             "status": "error" if closes and span.error else "ok",
@@ -204,7 +290,7 @@ class _Walk:
     def _metadata(self, span: Span, before: list[str], *, opens: bool) -> JsonObject:
         metadata: JsonObject = {"format": self._trace.format}
         if opens and span.is_empty:
-            kind = f"of {span.label}" if span.label else "without a known attribute"
+            kind = f"of {span.read.label}" if span.read.label else "without a known attribute"
             metadata[NOT_READ] = [f"spans {kind}"]
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
@@ -244,12 +330,12 @@ def nanoseconds(time: datetime) -> int:
 
 def _outputs(span: Span) -> JsonObject | None:
     if span.error is None:
-        return span.outputs
-    return {**(span.outputs or {}), "error": span.error}
+        return span.read.outputs
+    return {**(span.read.outputs or {}), "error": span.error}
 
 
 def _metrics(span: Span) -> JsonObject | None:
-    metrics = dict(span.metrics)
+    metrics = dict(span.read.metrics)
     if span.start is not None and span.end is not None and span.end >= span.start:
         metrics["duration_ms"] = (span.end - span.start) / 1e6
     return metrics or None

@@ -1,9 +1,12 @@
-"""Messages of OpenAI's and Anthropic's form as turns: what each says, in one form.
+"""Messages of OpenAI's, Anthropic's and LangChain's form as turns: what each says, in one form.
 
 A turn shows what is said in the form of OpenAI's chat completions and keeps the native message
 beside it. Other providers' names are `provider_shapes`' affair, items of the Responses API that of
 `response_items`. Of Anthropic's blocks, text stays in the message, each `tool_use` is a call, each
-`tool_result` answers one, and what a user says beside results is a turn of its own.
+`tool_result` answers one, and what a user says beside results is a turn of its own. LangChain's
+messages are read in the three forms that people save: `{"type": "human", "data": {…}}`
+(messages_to_dict), `{"lc": 1, "type": "constructor", …}` (dumpd) and the flat one of `model_dump`.
+Nothing is ever constructed from what a file names.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from hybridagi_steps.records.json_reading import (
     as_object,
     as_text,
     first_number,
+    is_one_of,
+    text_in,
+    usage_metrics,
 )
 from hybridagi_steps.records.message import ROLE_ALIASES
 
@@ -142,3 +148,94 @@ def _metrics(message: Message) -> JsonObject | None:
         "provider": "anthropic",
         "llm_calls": 1,
     }
+
+
+_LANGCHAIN_ROLES = {
+    "human": "user",
+    "user": "user",
+    "HumanMessageChunk": "user",
+    "ai": "assistant",
+    "assistant": "assistant",
+    "AIMessageChunk": "assistant",
+    "tool": "tool",
+    "ToolMessageChunk": "tool",
+    "function": "function",
+    "system": "system",
+    "developer": "developer",
+}
+_CONSTRUCTORS = {
+    "HumanMessage": "user",
+    "AIMessage": "assistant",
+    "ToolMessage": "tool",
+    "FunctionMessage": "function",
+    "SystemMessage": "system",
+}
+_REPEATED_BLOCKS = {"tool_use", "tool_call", "input_json_delta"}
+"""Blocks of an assistant's content that repeat its calls."""
+
+
+def is_langchain_message(value: object) -> bool:
+    """Whether a value is a message in one of LangChain's forms."""
+    fields = as_object(value)
+    if "lc" in fields:
+        return _langchain_role(fields) is not None
+    says = isinstance(fields.get("data"), dict) or "content" in fields
+    return says and "role" not in fields and is_one_of(fields.get("type"), _LANGCHAIN_ROLES)
+
+
+def langchain_turns(messages: Sequence[Message]) -> list[Turn]:
+    """Return LangChain's messages as turns."""
+    return [_langchain_turn(message, place) for place, message in enumerate(messages)]
+
+
+def langchain_id(message: object) -> str | None:
+    """Return the id that LangGraph gave a message."""
+    return as_text(_langchain_fields(as_object(message)).get("id"))
+
+
+def _langchain_fields(message: Message) -> JsonObject:
+    """Return what a message holds, whatever it is wrapped in."""
+    if "lc" in message:
+        return as_object(message.get("kwargs"))
+    return as_object(message["data"]) if "data" in message else message
+
+
+def _langchain_role(message: Message) -> str | None:
+    if "lc" in message:  # a serialised constructor, which is never called
+        path = as_list(message.get("id"))
+        return _CONSTRUCTORS.get(str(path[-1]).removesuffix("Chunk")) if path else None
+    fields, kind = _langchain_fields(message), message.get("type")
+    if "chat" in (kind, fields.get("type")):
+        return {"user": "user", "system": "system"}.get(str(fields.get("role")), "assistant")
+    return _LANGCHAIN_ROLES.get(kind) if isinstance(kind, str) else None
+
+
+def _langchain_turn(message: Message, place: int) -> Turn:
+    fields, role = _langchain_fields(message), _langchain_role(message)
+    if role is None:
+        raise BadRecordError(f"message {place + 1} has the type {message.get('type')!r:.60}")
+    view = {key: fields[key] for key in ("tool_call_id", "name", "id") if fields.get(key)}
+    view |= {"role": role, "content": fields.get("content")}
+    if role == "assistant":
+        calls = [*as_list(fields.get("tool_calls")), *as_list(fields.get("invalid_tool_calls"))]
+        calls = calls or as_list(as_object(fields.get("additional_kwargs")).get("tool_calls"))
+        view["tool_calls"] = calls
+        if isinstance(view["content"], list):
+            parts = as_list(view["content"])
+            types = (as_object(part).get("type") for part in parts)
+            view["content"] = [
+                part
+                for part, kind in zip(parts, types, strict=True)
+                if not is_one_of(kind, _REPEATED_BLOCKS)
+            ]
+    response = as_object(fields.get("response_metadata"))
+    usage = as_object(fields.get("usage_metadata"))
+    usage = usage or as_object(response.get("token_usage") or response.get("usage"))
+    metrics = usage_metrics(
+        usage,
+        model_name=text_in(response, "model_name", "model"),
+        provider=text_in(response, "model_provider"),
+    )
+    view, unread = shaped(view)
+    failed = role == "tool" and fields.get("status") == "error"
+    return Turn(view, place, message, metrics if usage else None, failed, unread=unread)

@@ -49,6 +49,24 @@ def as_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def text_in(values: Mapping[str, Any], *names: str) -> str | None:
+    """Return the first text that stands under one of these names and is not empty."""
+    return next((t for name in names if isinstance(t := values.get(name), str) and t), None)
+
+
+def objects_in(value: object, *names: str) -> list[JsonObject]:
+    """Return the items of a list as objects: of the value, or of the first member that has any."""
+    if names:
+        fields = as_object(value)
+        value = next((fields[name] for name in names if fields.get(name)), None)
+    return [as_object(item) for item in as_list(value)]
+
+
+def joined(*texts: str | None) -> str:
+    """Return the texts that are not empty, a line each."""
+    return "\n".join(filter(None, texts))
+
+
 def is_one_of(value: object, names: Container[str]) -> bool:
     """Whether a JSON value is one of these strings; a list or an object is none of them."""
     return isinstance(value, str) and value in names
@@ -101,6 +119,42 @@ def whole_number(value: object) -> int | None:
 def first_number(values: Mapping[str, Any], *names: str) -> int | None:
     """Return the first count found under one of these names."""
     return next((n for name in names if (n := whole_number(values.get(name))) is not None), None)
+
+
+_USAGE = {
+    "input_tokens": (
+        "input_tokens",
+        "prompt_tokens",
+        "request_tokens",
+        "promptTokenCount",
+        "input",
+    ),
+    "output_tokens": (
+        *("output_tokens", "completion_tokens", "response_tokens"),
+        *("candidatesTokenCount", "output"),
+    ),
+    "total_tokens": ("total_tokens", "totalTokenCount", "total"),
+    "cache_read_tokens": (
+        *("cache_read_input_tokens", "cached_input_tokens", "cachedContentTokenCount"),
+        *("cached_tokens", "cache_read"),
+    ),
+    "cache_write_tokens": ("cache_creation_input_tokens", "cache_creation"),
+}
+"""Fields of StepMetrics, and how the counts of tokens are called."""
+_USAGE_DETAILS = ("input_token_details", "prompt_tokens_details", "input_tokens_details")
+
+
+def usage_metrics(usage: object, **about: object) -> JsonObject | None:
+    """Return what one call of a model cost, under whichever names; None where nothing says so.
+
+    `about` are further fields of StepMetrics, such as the model's name.
+    """
+    counts = as_object(usage)
+    for name in _USAGE_DETAILS:
+        counts = {**as_object(counts.get(name)), **counts}
+    read = {field: first_number(counts, *names) for field, names in _USAGE.items()}
+    metrics = known_fields(**read, **about)
+    return {**metrics, "llm_calls": 1} if metrics else None
 
 
 def text_of(content: Any) -> str:

@@ -99,3 +99,65 @@ def test_a_foreign_database_is_refused_by_its_tables(tmp_path: Path) -> None:
         database.execute("CREATE TABLE birds (name TEXT)")
     with pytest.raises(ExchangeError, match="birds"):
         import_file(memory(), file)
+
+
+def log_line(uuid: str, parent: str | None, text: object, *, kind: str = "user") -> dict[str, Any]:
+    message: dict[str, Any] = {"role": kind, "content": text}
+    message |= {"id": f"m-{uuid}"} if kind == "assistant" else {}
+    about = {"uuid": uuid, "parentUuid": parent, "sessionId": "s", "type": kind}
+    return {**about, "timestamp": f"2026-01-01T10:00:{uuid.zfill(2)}Z", "message": message}
+
+
+def imported_log(lines: list[dict[str, Any]], folder: Path) -> StepMemory:
+    file, steps = folder / "log.jsonl", memory()
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert import_file(steps, file).skipped == []
+    assert import_file(steps, file).added == 0
+    return steps
+
+
+def talk(steps: StepMemory, session_id: str) -> list[object]:
+    repository = steps.repository()
+    return [message.content for message in asyncio.run(repository.get_steps(session_id))]
+
+
+@pytest.mark.parametrize("back_to", ["2", None])
+def test_what_a_rewind_of_claude_code_left_is_a_fork(back_to: str | None, tmp_path: Path) -> None:
+    lines = [
+        log_line("1", None, "first"),
+        log_line("2", "1", "answer", kind="assistant"),
+        log_line("3", "2", "left"),
+        log_line("4", "3", "left answer", kind="assistant"),
+        log_line("5", back_to, "instead"),
+        log_line("6", "5", "other answer", kind="assistant"),
+    ]
+    steps = imported_log(lines, tmp_path)
+    shared = ["first", "answer"]
+    sessions = {session.session_id for session in steps.sessions()}
+    assert sessions == {"s", "s@4"}
+    assert talk(steps, "s") == [*(shared if back_to else []), "instead", "other answer"]
+    assert talk(steps, "s@4") == [*shared, "left", "left answer"]
+
+
+def test_calls_of_claude_code_at_the_same_time_are_no_fork(tmp_path: Path) -> None:
+    def call(name: str) -> list[object]:
+        return [{"type": "tool_use", "id": name, "name": "look", "input": {}}]
+
+    def answer(name: str) -> list[object]:
+        return [{"type": "tool_result", "tool_use_id": name, "content": f"of {name}"}]
+
+    first, second = log_line("2", "1", call("a")), log_line("3", "2", call("b"))
+    for line in (first, second):
+        line |= {"type": "assistant", "message": {**line["message"], "id": "m"}}
+    lines = [
+        log_line("1", None, "look twice"),
+        first,
+        second,
+        log_line("4", "2", answer("a")),
+        log_line("5", "3", answer("b")),
+        log_line("6", "5", "done", kind="assistant"),
+        log_line("7", "6", "and now?"),
+    ]
+    steps = imported_log(lines, tmp_path)
+    assert [session.session_id for session in steps.sessions()] == ["s"]
+    assert {step.result for step in steps.iter_steps({"tools": ["look"]})} == {"of a", "of b"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import export_file, import_file
-from hybridagi_steps.exchange.formats.openai import parse
+from hybridagi_steps.exchange.formats import openai
 from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -40,7 +40,9 @@ CHAT: list[dict[str, Any]] = [
 
 
 def steps_of(value: Any) -> list[AgentStep]:
-    return [read.step for read in parse([Record(1, value)]) if isinstance(read, Parsed)]
+    return [
+        read.step for read in openai.FORMAT.parse([Record(1, value)]) if isinstance(read, Parsed)
+    ]
 
 
 def messages_of(steps: list[AgentStep]) -> list[dict[str, Any]]:
@@ -186,7 +188,7 @@ def test_long_first_lines_are_told_by_their_words(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_conversation_is_named_and_the_next_one_is_read(record: Any, reason: str) -> None:
-    bad, *good = list(parse([Record(4, record), Record(5, CHAT)]))
+    bad, *good = list(openai.FORMAT.parse([Record(4, record), Record(5, CHAT)]))
     assert isinstance(bad, Skipped)
     assert bad.line == 4
     assert reason in bad.reason

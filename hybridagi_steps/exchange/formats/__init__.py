@@ -1,8 +1,8 @@
 """Which formats can be read, and which of them a file is in.
 
-A format is a module with two functions: `recognises(value)` for one record and `parse(records)`.
-The first record that some format recognises decides; the order below puts the particular before
-the general, since many formats hold `messages`.
+A format has two functions: `recognises(value)` for one record and `parse(records)`; most are a
+`ChatFormat`. The first record that some format recognises decides; the order below puts the
+particular before the general, since many formats hold `messages`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from hybridagi_steps.exchange.formats import (
     toolbench,
 )
 from hybridagi_steps.exchange.formats.agents import (
-    agents_session,
     claude_code,
     codex,
     inspect_logs,
@@ -47,12 +46,12 @@ from hybridagi_steps.exchange.formats.chats import (
 )
 from hybridagi_steps.exchange.records import Entry, Record, Records, Skipped
 
-LOOKED_AT = 20
-"""Records looked at before a file that nothing recognises is read as own JSONL."""
+MOST_TRIED = 20
+"""Records tried before a file that nothing recognises is read as own JSONL."""
 
 
 class Format(Protocol):
-    """What a module of a format has."""
+    """What every format has."""
 
     def recognises(self, value: JsonValue) -> bool:
         """Whether a record is in this format."""
@@ -69,57 +68,56 @@ READERS: dict[str, Format] = {
     "mlflow": mlflow,
     "toolbench": toolbench,
     "langgraph": langgraph,
-    "chatgpt": chatgpt,
-    "claude_ai": claude_ai,
-    "claude_code": claude_code,
-    "codex": codex,
-    "openai_agents": agents_session,
-    "batch_output": batch_output,
-    "inspect": inspect_logs,
-    "tau_bench": tau_bench,
-    "swe_agent": swe_agent,
-    "openhands": openhands,
+    "chatgpt": chatgpt.FORMAT,
+    "claude_ai": claude_ai.FORMAT,
+    "claude_code": claude_code.FORMAT,
+    "codex": codex.FORMAT,
+    "openai_agents": openai.AGENTS,
+    "batch_output": batch_output.FORMAT,
+    "inspect": inspect_logs.FORMAT,
+    "tau_bench": tau_bench.FORMAT,
+    "swe_agent": swe_agent.FORMAT,
+    "openhands": openhands.FORMAT,
     "langsmith": langsmith,
-    "pydantic_ai": pydantic_ai,
-    "gemini": gemini,
-    "letta": letta,
-    "autogen": autogen,
-    "sharegpt": sharegpt,
+    "pydantic_ai": pydantic_ai.FORMAT,
+    "gemini": gemini.FORMAT,
+    "letta": letta.FORMAT,
+    "autogen": autogen.FORMAT,
+    "sharegpt": sharegpt.FORMAT,
     "dspy": dspy,
-    "langchain": langchain,
-    "anthropic": anthropic,
-    "openai": openai,
+    "langchain": langchain.FORMAT,
+    "anthropic": anthropic.FORMAT,
+    "openai": openai.FORMAT,
     "jsonl": jsonl,
 }
-"""Readers of JSON, in the order in which they are asked."""
-
+"""Readers of JSON, in the order in which they are tried."""
 OWN_FORMATS = ("jsonl", "parquet")
 """Formats that steps are written in as they are."""
 FORMATS = ("auto", *OWN_FORMATS, *sorted(READERS.keys() - {"jsonl"}))
-"""Names to ask an import for."""
+"""Names of an import's formats."""
 
 
 def parse_as(name: str, records: Records) -> tuple[str, Iterator[Entry]]:
     """Return the format of records and their steps; `auto` lets the records tell it."""
     if name != "auto":
         return name, READERS[name].parse(records)
-    rest = iter(records)
-    seen, found = format_of_first(rest)
-    found = found or "jsonl"
-    return found, READERS[found].parse(chain(seen, rest))
+    remaining = iter(records)
+    head, recognised = format_of_first(remaining)
+    name = recognised or "jsonl"
+    return name, READERS[name].parse(chain(head, remaining))
 
 
 def format_of_first(
     records: Iterator[Record | Skipped],
 ) -> tuple[list[Record | Skipped], str | None]:
-    """Return the records looked at, and the format of the first that some format recognises."""
-    seen: list[Record | Skipped] = []
+    """Return the records that were tried, and the format of the first that is recognised."""
+    tried: list[Record | Skipped] = []
     for record in records:
-        seen.append(record)
-        found = None if isinstance(record, Skipped) else format_of(record.value)
-        if found or len(seen) == LOOKED_AT:
-            return seen, found
-    return seen, None
+        tried.append(record)
+        name = None if isinstance(record, Skipped) else format_of(record.value)
+        if name or len(tried) == MOST_TRIED:
+            return tried, name
+    return tried, None
 
 
 def format_of(value: JsonValue) -> str | None:

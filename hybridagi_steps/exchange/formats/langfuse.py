@@ -7,26 +7,21 @@ OpenTelemetry attributes have. What the trace itself was asked and answered is a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC
 
 from pydantic import JsonValue
 
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
-from hybridagi_steps.exchange.span_dialects import read_attributes
-from hybridagi_steps.exchange.spans import Span, Trace, nanoseconds, trace_steps
+from hybridagi_steps.exchange.spans import Span, Trace, read_span, trace_steps
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
-    as_list,
     as_object,
-    as_text,
     json_or_text,
     known_fields,
-    time_of,
+    objects_in,
+    text_in,
 )
 
-_TYPES = {"SPAN": None, "EVENT": None}
-"""Observations that say nothing of their kind."""
 _COLUMNS = {
     "trace_id": "traceId",
     "parent_observation_id": "parentObservationId",
@@ -73,26 +68,19 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 def _steps(record: Record) -> Iterator[Parsed | Skipped]:
     value = as_object(record.value)
     about = _fields(value.get("trace") or value)
-    trace_id = as_text(about.get("id"))
+    trace_id = text_in(about, "id")
     if not trace_id:
         raise BadRecordError("a trace of Langfuse without an id")
-    trace = Trace(
-        trace_id,
-        "langfuse",
-        session_id=as_text(about.get("sessionId")),
-        user_id=as_text(about.get("userId")),
-    )
     root = _span({**about, "type": "AGENT", "startTime": about.get("timestamp")}, record)
-    rows = map(_fields, as_list(value.get("observations")))
+    rows = map(_fields, objects_in(value, "observations"))
     observations = [_span(row, record) for row in rows if row]  # a list of traces names but ids
-    speaks = bool(root.purpose or root.outputs)
-    trace.spans += [root] if speaks else []
-    for span in observations:
-        span.parent = span.parent or (root.id if speaks else None)
-    last = max((span.ends_at for span in observations), default=root.ends_at)
-    root.end = max(root.ends_at, last)
-    trace.spans += observations
-    yield from trace_steps(trace)
+    if root.read.purpose or root.read.outputs:
+        for span in observations:
+            span.parent = span.parent or root.id
+        root.end = max(root.ends_at, *(span.ends_at for span in observations), 0)
+        observations = [root, *observations]
+    session_id, user_id = text_in(about, "sessionId"), text_in(about, "userId")
+    yield from trace_steps(Trace(trace_id, "langfuse", observations, session_id, user_id))
 
 
 def _fields(value: object) -> JsonObject:
@@ -101,45 +89,26 @@ def _fields(value: object) -> JsonObject:
 
 
 def _span(native: JsonObject, record: Record) -> Span:
-    span_id = as_text(native.get("id"))
+    span_id = text_in(native, "id")
     if not span_id:
         raise BadRecordError("an observation of Langfuse without an id")
-    name = str(native.get("name") or "unnamed")
-    kind = str(native.get("type") or "")
+    kind = str(native.get("type") or "").lower()
     usage = as_object(json_or_text(native.get("usageDetails") or native.get("usage")))
     cost = native.get("calculatedTotalCost") or native.get("totalCost")
-    attributes = known_fields(
-        **{
-            "langfuse.observation.type": _TYPES.get(kind, kind.lower()),
-            "langfuse.observation.input": json_or_text(native.get("input")),
-            "langfuse.observation.output": json_or_text(native.get("output")),
-            "langfuse.observation.model.name": native.get("model"),
-            "langfuse.observation.usage_details": usage or None,
-            "langfuse.observation.cost_details": {"total": cost} if cost else None,
-        }
+    attributes = {
+        "type": None if kind in ("span", "event") else kind,  # these say nothing of the kind
+        "input": json_or_text(native.get("input")),
+        "output": json_or_text(native.get("output")),
+        "model.name": native.get("model"),
+        "usage_details": usage or None,
+        "cost_details": {"total": cost} if cost else None,
+    }
+    return read_span(
+        native,
+        record,
+        spanId=span_id,
+        parentSpanId=text_in(native, "parentObservationId"),
+        name=native.get("name"),
+        attributes=known_fields(**{f"langfuse.observation.{k}": v for k, v in attributes.items()}),
+        status={"code": native.get("level"), "message": native.get("statusMessage")},
     )
-    read = read_attributes(attributes, name)
-    failed = str(native.get("level")) == "ERROR"
-    message = str(native.get("statusMessage") or "")
-    return Span(
-        id=span_id,
-        parent=as_text(native.get("parentObservationId")),
-        name=name,
-        native=native,
-        record=record,
-        start=_time(native, "startTime"),
-        end=_time(native, "endTime"),
-        is_program=read.kind == "program",
-        tool=read.tool,
-        purpose=read.purpose,
-        arguments=read.arguments,
-        outputs=read.outputs,
-        error={"type": "Error", "message": message} if failed else None,
-        metrics=read.metrics,
-        label=read.label,
-    )
-
-
-def _time(native: JsonObject, name: str) -> int | None:
-    read = time_of(native, name)
-    return nanoseconds(read.astimezone(UTC)) if read else None

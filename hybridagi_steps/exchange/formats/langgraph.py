@@ -20,8 +20,6 @@ from functools import partial
 
 from pydantic import JsonValue
 
-from hybridagi_steps.exchange.formats.langchain import is_message, message_id
-from hybridagi_steps.exchange.formats.langchain import turns as langchain_turns
 from hybridagi_steps.exchange.records import (
     Parsed,
     Record,
@@ -31,7 +29,14 @@ from hybridagi_steps.exchange.records import (
     record_steps,
 )
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, Conversation, content_key
-from hybridagi_steps.messages.turns import Message, Turn, openai_turns
+from hybridagi_steps.messages.turns import (
+    Message,
+    Turn,
+    is_langchain_message,
+    langchain_id,
+    langchain_turns,
+    openai_turns,
+)
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
@@ -96,7 +101,7 @@ class _Thread:
     """The last checkpoint that has each message."""
 
     def take(self, checkpoint: _Checkpoint) -> None:
-        for own in filter(None, map(message_id, checkpoint.messages)):
+        for own in filter(None, map(langchain_id, checkpoint.messages)):
             if made := checkpoint.made:
                 self.times[own] = min(made, self.times.get(own, made))
             if (holder := self.holders.get(own)) is None or holder.id < checkpoint.id:
@@ -116,13 +121,13 @@ class _Thread:
 
     def _dropped(self) -> _Checkpoint | None:
         """Return the messages that no newest checkpoint has, in their order, as the last one."""
-        kept = {own for leaf in self.leaves.values() for own in map(message_id, leaf.messages)}
+        kept = {own for leaf in self.leaves.values() for own in map(langchain_id, leaf.messages)}
         holders = {own: holder for own, holder in self.holders.items() if own not in kept}
         if not holders:
             return None
         messages: list[Message] = []
         for holder in sorted({h.id: h for h in holders.values()}.values(), key=lambda c: c.id):
-            messages += [m for m in holder.messages if holders.get(message_id(m) or "") is holder]
+            messages += [m for m in holder.messages if holders.get(langchain_id(m) or "") is holder]
         return replace(max(holders.values(), key=lambda c: c.id), messages=messages, extras={})
 
     def _read(self, checkpoint: _Checkpoint, place: int, record: Record) -> list[Parsed | Skipped]:
@@ -133,7 +138,7 @@ class _Thread:
         return record_steps(record, replace(told, key=f"{told.key}@{_DROPPED}"))
 
     def _conversation(self, checkpoint: _Checkpoint, *, first: bool) -> Conversation:
-        reader = langchain_turns if is_message(checkpoint.messages[0]) else openai_turns
+        reader = langchain_turns if is_langchain_message(checkpoint.messages[0]) else openai_turns
         turns = [self._timed(turn) for turn in reader(checkpoint.messages)]
         name = checkpoint.thread if first else f"{checkpoint.thread}@{checkpoint.id}"
         return Conversation(
@@ -148,7 +153,7 @@ class _Thread:
         )
 
     def _timed(self, turn: Turn) -> Turn:
-        made = self.times.get(message_id(turn.native) or "")
+        made = self.times.get(langchain_id(turn.native) or "")
         return turn._replace(made=made) if made else turn
 
 
@@ -190,12 +195,12 @@ def _before_messages(channels: JsonObject) -> bool:
 
 def _messages(state: JsonValue) -> tuple[str | None, list[Message]]:
     """Return the channel that holds messages, and them."""
-    if is_message(state):
+    if is_langchain_message(state):
         return "", [as_object(state)]
     channels = as_object(state) or {"": state}
     for channel in sorted(channels, key=lambda name: name != "messages"):
         found = as_list(channels[channel])
-        if found and all(is_message(m) or "role" in as_object(m) for m in found):
+        if found and all(is_langchain_message(m) or "role" in as_object(m) for m in found):
             return channel, found
     return None, []
 

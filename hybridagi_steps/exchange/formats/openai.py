@@ -2,69 +2,73 @@
 
 Items are those of the Responses API (`input`, `output`, an agent's session). A response of chat
 completions goes behind the messages that stand beside it, or alone. What else stands there (tools,
-model, ids) is kept on the first step.
+model, ids) is kept on the first step. `AGENTS` reads sessions of OpenAI's Agents SDK, rows of the
+SQLite file that its `SQLiteSession` writes: `databases` gives one record a session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any
 
-from pydantic import JsonValue
-
-from hybridagi_steps.exchange.records import Parsed, Records, Skipped, chat_of, read_chats
+from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, has_shape, message_list
 from hybridagi_steps.messages.conversation import Conversation
 from hybridagi_steps.messages.turns import openai_turns
-from hybridagi_steps.records.json_reading import JsonObject, as_list, as_object, without
+from hybridagi_steps.records.json_reading import (
+    JsonObject,
+    as_list,
+    as_object,
+    objects_in,
+    text_in,
+    time_of,
+    without,
+)
+
+_COMPLETION = {"object": {"chat.completion"}, "choices": [{"message": ...}]}
 
 
-def recognises(value: JsonValue) -> bool:
-    """Whether a record is a conversation: a list of messages, or an object with one."""
-    match value:
-        case [{"role": _}, *_] | [{"type": "function_call" | "reasoning"}, *_]:
-            return True
-        case {"step_type": _}:
-            return False
-        case {"messages": _}:
-            return True
-        case dict():
-            return _is_response(record := as_object(value)) or bool(_spoken(record))
-        case _:
-            return False
-
-
-def parse(records: Records) -> Iterator[Parsed | Skipped]:
-    """Return the steps of conversations, one per record."""
-    return read_chats(records, _conversation)
-
-
-def _conversation(value: object) -> Conversation:
-    if not isinstance(value, dict):
-        return chat_of(value, "openai", openai_turns)
-    record = cast("JsonObject", value)
+def _conversations(value: object) -> Iterator[Conversation]:
+    record = as_object(value)
+    answers: list[JsonObject] = []
     if "messages" not in record and _is_response(record):
-        asked: object = record.get("input") or []
-        messages = as_list(asked) or ([{"role": "user", "content": asked}] if asked else [])
-        messages = [*messages, *as_list(record["output"])]
+        question: object = record.get("input") or []
+        before = [{"role": "user", "content": question}] if question else []
+        messages = [*(as_list(question) or before), *as_list(record["output"])]
         record = {**without(record, "input", "output"), "messages": messages}
-    elif spoken := _spoken(record):
-        record = {**record, "messages": [*as_list(record.get("messages")), spoken]}
-    conversation = chat_of(record, "openai", openai_turns)
-    others = len(as_list(record.get("choices"))) - 1 if _spoken(record) else 0
-    conversation.unread = ("further choice of a completion",) * others
-    return conversation
+    elif has_shape(record, _COMPLETION):
+        answers = [as_object(choice.get("message")) for choice in objects_in(record, "choices")]
+        record = {**record, "messages": [*as_list(record.get("messages")), answers[0]]}
+    conversation = message_list(record or value, "openai", openai_turns)
+    conversation.unread = ("further choices of a completion",) * len(answers[1:])
+    yield conversation
 
 
-def _is_response(record: JsonObject) -> bool:
-    """Whether an object is a call of the Responses API, with what came back."""
-    asked = "input" in record or record.get("object") == "response"
-    return asked and isinstance(record.get("output"), list)
+def _is_response(value: object) -> bool:
+    """Whether a value is a call of the Responses API, with what came back."""
+    fields = as_object(value)
+    is_call = "input" in fields or fields.get("object") == "response"
+    return is_call and isinstance(fields.get("output"), list)
 
 
-def _spoken(record: JsonObject) -> JsonObject:
-    """Return the message of a response of chat completions; an empty one when it is none."""
-    match record:
-        case {"object": "chat.completion", "choices": [{"message": message}, *_]}:
-            return as_object(message)
-        case _:
-            return {}
+def _sessions(value: Any) -> Iterator[Chat]:
+    session = as_object(value)
+    items = [(as_object(row.get("item")), time_of(row)) for row in objects_in(session, "items")]
+    yield Chat(
+        [ChatMessage(item, item, made) for item, made in items],
+        id=text_in(session, "agents_session"),
+        created_at=time_of(session),
+    )
+
+
+FORMAT = ChatFormat(
+    "openai",
+    _conversations,
+    (
+        [{"role": ...}],
+        [{"type": {"function_call", "reasoning"}}],
+        {"messages": ...},
+        _is_response,
+        _COMPLETION,
+    ),
+)
+AGENTS = ChatFormat("openai_agents", _sessions, ({"agents_session": ..., "items": ...},))

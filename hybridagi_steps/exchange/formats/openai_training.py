@@ -15,10 +15,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
-from hybridagi_steps.exchange.formats import langchain as langchain_messages
 from hybridagi_steps.exchange.formats.otlp_export import asked_text, said_text
 from hybridagi_steps.messages.parts import function_call
-from hybridagi_steps.messages.turns import Message, Turn, anthropic_turns, openai_turns
+from hybridagi_steps.messages.turns import (
+    Message,
+    Turn,
+    anthropic_turns,
+    langchain_turns,
+    openai_turns,
+)
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
@@ -34,7 +39,7 @@ from hybridagi_steps.records.json_reading import (
 _TURNS = {
     "openai": openai_turns,
     "anthropic": anthropic_turns,
-    "langchain": langchain_messages.turns,
+    "langchain": langchain_turns,
 }
 _USER_PARTS = {"text", "image_url", "input_audio", "file"}
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")

@@ -105,7 +105,7 @@ def _span(step: AgentStep, end: AgentStep | None) -> JsonObject:
     attributes |= {
         names.SESSIONS[0]: step.session_id,
         names.USERS[0]: step.user_id,
-        otlp.ERROR_TYPE: error.get("type"),
+        names.ERROR_TYPE: error.get("type"),
         otlp.STEP: step.model_dump_json(exclude={"vector"}),
     }
     start, finish = _times(step, end)

@@ -1,9 +1,10 @@
 """Session logs of Claude Code, in: the JSONL files under `~/.claude/projects`.
 
 Lines of one session are one conversation; what a sub-agent said beside it (`isSidechain`) is a
-session of its own, `session/agent`. Blocks that were written on lines of their own but belong to
-one answer are put together again. Notes for the model only (`isMeta`) count as system messages;
-lines that no one said (snapshots, queues, progress) are passed over.
+session of its own, `session/agent`. Where somebody went back and asked something else, the line
+that was left is a fork. Blocks that were written on lines of their own but belong to one answer are
+put together again. Notes for the model only (`isMeta`) count as system messages; lines that no one
+said (snapshots, queues, progress) are passed over.
 """
 
 from __future__ import annotations
@@ -11,109 +12,137 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import JsonValue
-
-from hybridagi_steps.exchange.chats import Chat, ChatMessage, gathered, parse_chats
-from hybridagi_steps.exchange.records import Entry, Records
+from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, branches
 from hybridagi_steps.messages.turns import Message, anthropic_turns
 from hybridagi_steps.records.json_reading import (
     JsonObject,
     as_list,
     as_object,
-    as_text,
     known_fields,
+    objects_in,
+    text_in,
+    text_of,
     time_of,
 )
 
 _TITLES = {"summary": "summary", "custom-title": "customTitle", "ai-title": "aiTitle"}
 """Types of lines that name a session, with the key of the name; later ones go before."""
+_SPOKEN = ("user", "assistant", "system")
 _ABOUT = ("cwd", "gitBranch", "version", "agentId", "slug")
 
 
-def recognises(value: JsonValue) -> bool:
-    """Whether a record is a line of such a log."""
-    match value:
-        case {"type": "summary", "leafUuid": _} | {"type": "custom-title" | "ai-title"}:
-            return True
-        case {"type": "file-history-snapshot", "snapshot": _}:
-            return True
-        case {"sessionId": _, "type": "user" | "assistant" | "system" | "attachment", "uuid": _}:
-            return True
-        case {"type": "queue-operation", "sessionId": _}:
-            return True
-        case _:
-            return False
-
-
-def parse(records: Records) -> Iterator[Entry]:
-    """Yield the steps of the sessions in a file."""
-    named = gathered(records, lambda _: "file")
-    return parse_chats(named, "claude_code", _chats)
-
-
 def _chats(value: Any) -> Iterator[Chat]:
-    sessions: dict[str, list[Message]] = {}
+    sessions: dict[str, dict[str, Message]] = {}
     title = None
-    for line in map(as_object, as_list(value)):
+    for number, line in enumerate(map(as_object, as_list(value))):
         kind = str(line.get("type"))
         if kind in _TITLES:
-            title = as_text(line.get(_TITLES[kind])) or title
-        elif kind in ("user", "assistant", "system"):
+            title = text_in(line, _TITLES[kind]) or title
+        elif "uuid" in line or kind in _SPOKEN:
             session = str(line.get("sessionId"))
             if line.get("isSidechain"):
                 session = f"{session}/{line.get('agentId') or 'sidechain'}"
-            sessions.setdefault(session, []).append(line)
+            lines = sessions.setdefault(session, {})
+            lines.setdefault(text_in(line, "uuid") or str(number), line)
     for session, lines in sessions.items():
-        messages = list(_messages(lines))
-        if any(said.view["role"] != "system" for said in messages):
+        branch = None
+        for leaf, path in branches(_parents(lines), next(reversed(lines))):
+            spoken = [lines[own] for own in path if lines[own].get("type") in _SPOKEN]
+            messages = list(_messages(spoken))
+            if all(m.view["role"] == "system" for m in messages):
+                continue
             yield Chat(
                 messages,
                 id=session,
-                title=None if "/" in session else title,
-                created_at=time_of(lines[0]),
-                extras={key: lines[0][key] for key in _ABOUT if lines[0].get(key)},
+                title=None if "/" in session or branch else title,
+                created_at=time_of(spoken[0]),
+                extras={key: spoken[0][key] for key in _ABOUT if spoken[0].get(key)},
                 turns=anthropic_turns,
+                branch=f"{session}@{leaf}" if branch else None,
             )
+            branch = leaf
+
+
+def _parents(lines: dict[str, Message]) -> dict[str, str | None]:
+    """Return the line that each line follows.
+
+    As a rule it is the one before: results of calls at the same time and notes name another, too.
+    A prompt goes back where it names an earlier one, behind which something was said.
+    """
+    parents: dict[str, str | None] = {}
+    last: str | None = None
+    for own, line in lines.items():
+        parent: str | None = line.get("parentUuid", last) or text_in(line, "logicalParentUuid")
+        passed: list[Message] = []
+        node = last
+        while node is not None and node != parent:
+            passed.append(lines[node])
+            node = parents[node]
+        is_beside = node is None and parent in parents  # it goes on with a line that was left
+        goes_back = _is_prompt(line) and any(map(_is_said, passed))
+        goes_back = goes_back and (parent in parents or line.get("parentUuid", "") is None)
+        parents[own] = parent if is_beside or goes_back else last
+        last = own
+    return parents
+
+
+def _is_said(line: Message) -> bool:
+    return line.get("type") == "assistant" or _is_prompt(line)
+
+
+def _is_prompt(line: Message) -> bool:
+    """Whether a line is what somebody typed."""
+    if line.get("type") != "user" or line.get("isMeta") or line.get("isCompactSummary"):
+        return False
+    blocks = objects_in(line.get("message"), "content")
+    return not any(block.get("type") == "tool_result" for block in blocks)
 
 
 def _messages(lines: list[Message]) -> Iterator[ChatMessage]:
-    """Yield the messages of a session, blocks of one answer together; none twice."""
-    seen: set[object] = set()
+    """Yield messages, blocks of one answer together."""
     answer: list[Message] = []
     for line in lines:
-        if (uuid := line.get("uuid")) in seen:
-            continue
-        seen.add(uuid)
         own = as_object(line.get("message")).get("id")
-        if answer and not (own and own == as_object(answer[0]["message"]).get("id")):
+        if answer and not (own and own == answer[0]["message"].get("id")):
             yield _answer(answer)
             answer = []
         if line.get("type") == "assistant" and line.get("message"):
             answer.append(line)
         else:
-            yield _said(line)
+            yield _question(line)
     if answer:
         yield _answer(answer)
 
 
-def _said(line: Message) -> ChatMessage:
-    told = as_object(line.get("message"))
+def _question(line: Message) -> ChatMessage:
     role = "system" if line["type"] == "system" or line.get("isMeta") else "user"
-    content: object = told.get("content", line.get("content"))
+    content: object = as_object(line.get("message")).get("content", line.get("content"))
     if role == "system" and isinstance(content, list):
-        content = "\n".join(str(as_object(block).get("text", "")) for block in as_list(content))
+        content = text_of(content)
     return ChatMessage({"role": role, "content": content or ""}, line, time_of(line))
 
 
 def _answer(lines: list[Message]) -> ChatMessage:
-    """Return an answer whose blocks came on several lines, with what it cost."""
-    told = [as_object(line["message"]) for line in lines]
+    """Return an answer, whose blocks may have come on several lines, with what it cost."""
     blocks: list[JsonObject] = []
-    for part in told:
-        content = part.get("content")
+    for content in (line["message"].get("content") for line in lines):
         blocks += [{"type": "text", "text": content}] if isinstance(content, str) else []
         blocks += as_list(content)
-    native = lines[0] if len(lines) == 1 else {**lines[0], "lines": lines[1:]}
-    view = {"role": "assistant", "content": blocks}
-    view |= known_fields(model=told[-1].get("model"), usage=told[-1].get("usage"))
-    return ChatMessage(view, native, time_of(lines[0]))
+    last = lines[-1]["message"]
+    about = known_fields(model=last.get("model"), usage=last.get("usage"))
+    view = {"role": "assistant", "content": blocks, **about}
+    return ChatMessage(view, lines[0], time_of(lines[0]), also=tuple(lines[1:]))
+
+
+FORMAT = ChatFormat(
+    "claude_code",
+    _chats,
+    (
+        {"type": {"summary"}, "leafUuid": ...},
+        {"type": {"custom-title", "ai-title"}},
+        {"type": {"file-history-snapshot"}, "snapshot": ...},
+        {"type": {*_SPOKEN, "attachment"}, "sessionId": ..., "uuid": ...},
+        {"type": {"queue-operation"}, "sessionId": ...},
+    ),
+    session=lambda _: "file",
+)

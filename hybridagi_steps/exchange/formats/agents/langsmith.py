@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import JsonValue
 
 from hybridagi_steps.exchange import span_dialects as names
-from hybridagi_steps.exchange.formats import langchain, otlp
+from hybridagi_steps.exchange.formats import otlp
 from hybridagi_steps.exchange.records import Entry, Record, Records, Skipped
+from hybridagi_steps.messages.turns import is_langchain_message, langchain_turns
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
@@ -149,9 +150,9 @@ def _messages(given: JsonObject) -> list[JsonObject]:
 
 def _message(native: JsonObject, role: str) -> JsonObject:
     """Return a message of LangChain's or OpenAI's form in OpenAI's."""
-    if langchain.is_message(native):
+    if is_langchain_message(native):
         try:
-            return langchain.turns([native])[0].view
+            return langchain_turns([native])[0].view
         except BadRecordError:
             pass  # a role that LangChain does not have: its text is told below
     return {

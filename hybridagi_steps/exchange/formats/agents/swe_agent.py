@@ -10,17 +10,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import JsonValue
-
-from hybridagi_steps.exchange.chats import Chat, ChatMessage, message, parse_chats
-from hybridagi_steps.exchange.records import Entry, Records
-from hybridagi_steps.messages.parts import function_call
+from hybridagi_steps.exchange.chats import CallQueue, Chat, ChatFormat, ChatMessage, message, result
 from hybridagi_steps.messages.turns import Message
 from hybridagi_steps.records.json_reading import (
     JsonObject,
     as_list,
     as_object,
-    as_text,
+    objects_in,
+    text_in,
     text_of,
     time_of,
     without,
@@ -30,83 +27,61 @@ _COMMAND = re.compile(r"```(?:bash|mswea_bash_command|sh)\s*\n(.*?)\n?```", re.D
 _TOOL = "bash"
 
 
-def recognises(value: JsonValue) -> bool:
-    """Whether a record is a trajectory."""
-    match value:
-        case {"trajectory": [*_], "history": [*_]} | {"trajectory": [{"action": _}, *_]}:
-            return True
-        case {"messages": [*_], "trajectory_format": str()}:
-            return True
-        case {"messages": [*_], "info": {"exit_status": _}}:
-            return True
-        case _:
-            return False
-
-
-def parse(records: Records) -> Iterator[Entry]:
-    """Yield the steps of trajectories, one per record."""
-    return parse_chats(records, "swe_agent", _chats)
-
-
 def _chats(value: Any) -> Iterator[Chat]:
     run = as_object(value)
-    natives = as_list(run.get("messages") or run.get("history")) or _history(run)
-    reader = _Reader()
+    natives = objects_in(run, "messages", "history") or list(_history(run))
     yield Chat(
-        [reader.read(as_object(native), place) for place, native in enumerate(natives)],
-        id=as_text(run.get("instance_id")),
-        title=as_text(run.get("instance_id")) or as_text(run.get("environment")),
+        list(_messages(natives)),
+        id=text_in(run, "instance_id"),
+        title=text_in(run, "instance_id", "environment"),
         extras=without(run, "messages", "history", "trajectory", "replay_config"),
     )
 
 
 def _history(run: JsonObject) -> Iterator[JsonObject]:
     """Yield a history of steps, where the file has none."""
-    for step in map(as_object, as_list(run.get("trajectory"))):
-        said = step.get("response") or step.get("thought")
-        yield {"role": "assistant", "content": said, "action": step.get("action")}
+    for step in objects_in(run, "trajectory"):
+        answer = step.get("response") or step.get("thought")
+        yield {"role": "assistant", "content": answer, "action": step.get("action")}
         yield {"role": "user", "content": step.get("observation"), "message_type": "observation"}
 
 
-class _Reader:
-    """Reads a history; a command in a text waits for what was observed."""
-
-    def __init__(self) -> None:
-        self._call_id: str | None = None
-
-    def read(self, native: Message, place: int) -> ChatMessage:
-        waiting, self._call_id = self._call_id, None
-        role, content = native.get("role"), native.get("content")
-        made = time_of(native) or time_of(as_object(native.get("extra")))
+def _messages(natives: list[Message]) -> Iterator[ChatMessage]:
+    queue = CallQueue()
+    for place, native in enumerate(natives):
+        call_id, role, content = queue.answered(), native.get("role"), native.get("content")
+        read = ChatMessage(native, native)
         if role == "exit":
-            return message("assistant", text_of(content) or "exit", native)._replace(made=made)
-        if role == "user" and waiting:
-            said = message("tool", content, native, tool_call_id=waiting, name=_TOOL)
-            return said._replace(made=made)
-        view = dict(native)
-        if role == "tool" and not view.get("tool_call_id"):
-            view["tool_call_id"] = next(iter(as_list(native.get("tool_call_ids"))), None)
-        if role == "assistant":
-            view = _spoken(native)
-            command = None if view.get("tool_calls") else _command(native)
-            if command is not None:
-                self._call_id = f"call_{place}"
-                call = function_call(self._call_id, _TOOL, {"command": command})
+            read = message("assistant", text_of(content) or "exit", native)
+        elif role == "user" and call_id:
+            read = result(call_id, content, native, name=_TOOL)
+        elif role == "tool" and not native.get("tool_call_id"):
+            ids = as_list(native.get("tool_call_ids"))
+            read = ChatMessage({**native, "tool_call_id": next(iter(ids), None)}, native)
+        elif role == "assistant" and not native.get("tool_calls"):
+            view = without(native, "tool_calls")
+            if (command := _command(native)) is not None:
+                call = queue.call(_TOOL, {"command": command}, f"call_{place}")
                 view["tool_calls"] = [call]
-        return ChatMessage(view, native, made)
-
-
-def _spoken(native: Message) -> Message:
-    """Return what an assistant says, without lists of calls that are empty."""
-    view = dict(native)
-    if not native.get("tool_calls"):
-        view.pop("tool_calls", None)
-    return view
+            read = ChatMessage(view, native)
+        yield read._replace(made=time_of(native) or time_of(as_object(native.get("extra"))))
 
 
 def _command(native: Message) -> str | None:
     """Return the command that stands in the text of an answer."""
-    if action := as_text(native.get("action")):
+    if action := text_in(native, "action"):
         return action.strip()
-    found = _COMMAND.findall(text_of(native.get("content")))
-    return found[0].strip() if len(found) == 1 else None
+    commands = _COMMAND.findall(text_of(native.get("content")))
+    return commands[0].strip() if len(commands) == 1 else None
+
+
+FORMAT = ChatFormat(
+    "swe_agent",
+    _chats,
+    (
+        {"trajectory": [...], "history": [...]},
+        {"trajectory": [{"action": ...}]},
+        {"messages": [...], "trajectory_format": str},
+        {"messages": [...], "info": {"exit_status": ...}},
+    ),
+)

@@ -1,7 +1,7 @@
 """Chats of claude.ai's data export, in: `conversations.json`, or the zip that holds it.
 
-Each conversation is one session with its name as title. What was attached stands in the native
-message; its extracted text is said with the message.
+Each conversation is one session with its name as title. The text that was extracted from an
+attachment is part of its message.
 """
 
 from __future__ import annotations
@@ -9,51 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import JsonValue
-
-from hybridagi_steps.exchange.chats import Chat, ChatMessage, message, parse_chats
-from hybridagi_steps.exchange.records import Entry, Records
+from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, message
 from hybridagi_steps.messages.turns import Message, anthropic_turns
-from hybridagi_steps.records.json_reading import (
-    as_list,
-    as_object,
-    as_text,
-    time_of,
-    without,
-)
-
-
-def recognises(value: JsonValue) -> bool:
-    """Whether a record is a conversation of the export."""
-    return isinstance(value, dict) and isinstance(value.get("chat_messages"), list)
-
-
-def parse(records: Records) -> Iterator[Entry]:
-    """Yield the steps of conversations, one per record."""
-    return parse_chats(records, "claude_ai", _chats)
+from hybridagi_steps.records.json_reading import as_object, objects_in, text_in, time_of, without
 
 
 def _chats(value: Any) -> Iterator[Chat]:
     chat = as_object(value)
     yield Chat(
-        [_message(as_object(said)) for said in as_list(chat.get("chat_messages"))],
-        id=as_text(chat.get("uuid")),
-        title=as_text(chat.get("name")) or None,
-        user_id=as_text(as_object(chat.get("account")).get("uuid")),
+        [_message(native) for native in objects_in(chat, "chat_messages")],
+        id=text_in(chat, "uuid"),
+        title=text_in(chat, "name"),
+        user_id=text_in(as_object(chat.get("account")), "uuid"),
         created_at=time_of(chat),
         extras=without(chat, "chat_messages"),
         turns=anthropic_turns,
     )
 
 
-def _message(said: Message) -> ChatMessage:
-    role = "user" if said.get("sender") == "human" else "assistant"
-    content: object = as_list(said.get("content")) or said.get("text") or ""
-    attached = [as_text(as_object(a).get("extracted_content")) for a in _attachments(said)]
-    if texts := [{"type": "text", "text": text} for text in attached if text]:
-        content = [*(as_list(content) or [{"type": "text", "text": content}]), *texts]
-    return message(role, content, said)
+def _message(native: Message) -> ChatMessage:
+    role = "user" if native.get("sender") == "human" else "assistant"
+    blocks, text = objects_in(native, "content"), native.get("text") or ""
+    attached = [text_in(item, "extracted_content") for item in objects_in(native, "attachments")]
+    if texts := [{"type": "text", "text": extracted} for extracted in attached if extracted]:
+        blocks = [*(blocks or [{"type": "text", "text": text}]), *texts]
+    return message(role, blocks or text, native)
 
 
-def _attachments(said: Message) -> list[Any]:
-    return as_list(said.get("attachments"))
+FORMAT = ChatFormat("claude_ai", _chats, ({"chat_messages": list},))

@@ -1,7 +1,8 @@
 """Training chats as ShareGPT, LLaMA-Factory, Hermes and Alpaca write them, in.
 
 `conversations` of `from` and `value`, calls as `function_call` or between `<tool_call>` marks;
-`instruction`, `input`, `output` with a `history` before them.
+`instruction`, `input`, `output` with a `history` before them. A result answers the calls before it,
+in their order.
 """
 
 from __future__ import annotations
@@ -10,39 +11,27 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import JsonValue
-
-from hybridagi_steps.exchange.chats import Chat, ChatMessage, message, parse_chats
-from hybridagi_steps.exchange.records import Entry, Records
-from hybridagi_steps.messages.parts import function_call
+from hybridagi_steps.exchange.chats import CallQueue, Chat, ChatFormat, ChatMessage, message, result
 from hybridagi_steps.messages.turns import Message
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
     as_list,
     as_object,
-    as_text,
+    joined,
     json_or_text,
+    objects_in,
+    text_in,
     text_of,
     without,
 )
 
 _ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard"), "assistant"),
     "system": "system",
-    "function_call": "call",
-    "tool_call": "call",
-    "observation": "tool",
-    "tool": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
+    **dict.fromkeys(("observation", "tool", "tool_response", "function_response"), "tool"),
     "ipython": "tool",
 }
 _CALL_MARKS = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -50,54 +39,27 @@ _RESULT_MARKS = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOT
 _LISTS = ("conversations", "conversation")
 
 
-def recognises(value: JsonValue) -> bool:
-    """Whether a record is a training chat."""
-    match value:
-        case {"instruction": str(), "output": _}:
-            return True
-        case {"conversations": [dict(), *_]} | {"conversation": [dict(), *_]}:
-            return True
-        case _:
-            return False
-
-
-def parse(records: Records) -> Iterator[Entry]:
-    """Yield the steps of chats, one per record."""
-    return parse_chats(records, "sharegpt", _chats)
-
-
 def _chats(value: Any) -> Iterator[Chat]:
     row = as_object(value)
     system = text_of(row.get("system") or row.get("system_prompt"))
     messages = [message("system", system)] if system else []
-    messages += _alpaca(row) if "instruction" in row else _ShareGpt().messages(row)
-    own = row.get("id")
+    messages += _alpaca(row) if "instruction" in row else _sharegpt(row)
     extras = without(row, *_LISTS, "instruction", "input", "output", "history")
-    yield Chat(messages, id=as_text(own) or None, extras=extras)
+    yield Chat(messages, id=text_in(row, "id"), extras=extras)
 
 
 def _alpaca(row: JsonObject) -> Iterator[ChatMessage]:
     for pair in as_list(row.get("history")):
         for role, text in zip(("user", "assistant"), as_list(pair), strict=False):
             yield message(role, text, {"role": role, "content": text})
-    question = "\n".join(filter(None, map(text_of, (row.get("instruction"), row.get("input")))))
     native = {key: row[key] for key in ("instruction", "input") if key in row}
-    yield message("user", question, native)
+    yield message("user", joined(*map(text_of, native.values())), native)
     yield message("assistant", text_of(row["output"]), {"output": row["output"]})
 
 
-class _ShareGpt:
-    """Reads one chat; a result answers the calls before it, in their order."""
-
-    def __init__(self) -> None:
-        self._calls: list[str] = []
-
-    def messages(self, row: JsonObject) -> Iterator[ChatMessage]:
-        items = as_list(row.get("conversations") or row.get("conversation"))
-        for place, item in enumerate(items):
-            yield from self._read(as_object(item), place)
-
-    def _read(self, item: Message, place: int) -> Iterator[ChatMessage]:
+def _sharegpt(row: JsonObject) -> Iterator[ChatMessage]:
+    queue = CallQueue()
+    for place, item in enumerate(objects_in(row, *_LISTS)):
         speaker = item.get("from", item.get("role"))
         text = text_of(item.get("value", item.get("content")))
         role = _ROLES.get(str(speaker))
@@ -105,28 +67,31 @@ class _ShareGpt:
             raise BadRecordError(f"message {place + 1} is from {speaker!r:.60}")
         if role == "tool":
             native: Message | None = item
-            for result in _RESULT_MARKS.findall(text) or [text]:
-                call_id = self._calls.pop(0) if self._calls else None
-                yield message("tool", result, native, tool_call_id=call_id)
+            for answer in _RESULT_MARKS.findall(text) or [text]:
+                yield result(queue.answered(), answer, native)
                 native = None
-            return
-        said = [text] if role == "call" else _CALL_MARKS.findall(text)
-        calls = [_call(body) for given in said for body in _bodies(given)]
-        if role == "call" or calls:
-            words = "" if role == "call" else _CALL_MARKS.sub("", text).strip()
-            self._calls = [f"call_{place}_{number}" for number in range(len(calls))]
-            made = [{**call, "id": i} for call, i in zip(calls, self._calls, strict=True)]
-            yield message("assistant", words or None, item, tool_calls=made)
-        else:
+            continue
+        bodies = [text] if role == "call" else _CALL_MARKS.findall(text)
+        if not bodies:
             yield message(role, text, item)
+            continue
+        queue = CallQueue()  # what no result answered before is never answered
+        found = [call for body in bodies for call in _calls(json_or_text(body))]
+        calls = [queue.call(*call, f"call_{place}_{n}") for n, call in enumerate(found)]
+        words = "" if role == "call" else _CALL_MARKS.sub("", text).strip()
+        yield message("assistant", words or None, item, tool_calls=calls)
 
 
-def _bodies(text: str) -> list[Any]:
-    body = json_or_text(text)
-    return as_list(body) or [body]
+def _calls(body: Any) -> Iterator[tuple[object, object]]:
+    """Yield names and arguments."""
+    for item in as_list(body) or [body]:
+        fields = as_object(as_object(item).get("function") or item)
+        arguments = fields.get("arguments", fields.get("parameters", {} if fields else item))
+        yield fields.get("name", fields.get("action", "unknown")), arguments
 
 
-def _call(body: Any) -> JsonObject:
-    fields = as_object(as_object(body).get("function") or body)
-    arguments = fields.get("arguments", fields.get("parameters", {} if fields else body))
-    return function_call("", fields.get("name", fields.get("action", "unknown")), arguments)
+FORMAT = ChatFormat(
+    "sharegpt",
+    _chats,
+    ({"instruction": str, "output": ...}, *({name: [dict]} for name in _LISTS)),
+)
