@@ -55,10 +55,10 @@ from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, new_id
 from hybridagi_steps.records.redaction import Redact, redacted
-from hybridagi_steps.running.execution import RunResult
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.starting import check_message, session_of
+from hybridagi_steps.running.stored_events import RunResult
 from hybridagi_steps.sessions.session_checks import check_owner
 from hybridagi_steps.stores.address import is_server, shown_address
 from hybridagi_steps.stores.body import encode_message

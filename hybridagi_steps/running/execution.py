@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from html import escape
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, cast
 
 import dspy
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.context import ContextBuilder
-from hybridagi_steps.errors import LimitReachedError, MessageError, RunFailedError
+from hybridagi_steps.errors import LimitReachedError, MessageError
 from hybridagi_steps.recording.scopes import CALLBACKS, overriding
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus
-from hybridagi_steps.records.event import StepEvent, StepEventType
-from hybridagi_steps.records.message import MessageRole, Step
-from hybridagi_steps.records.step_text import cut
+from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.answering import Messages, Prompt, answer, with_session
 from hybridagi_steps.running.model_events import SpendingCallback
@@ -36,7 +31,6 @@ from hybridagi_steps.running.streaming import shown_error
 
 _log = logging.getLogger("hybridagi_steps")
 _GRACE_SECONDS = 2.0
-_SHOWN = 200
 """How long a cancelled program may take to clean up before it is left alone."""
 _THREAD_SECONDS = 0.5
 """The same for a program in a thread, which nothing tells that it is cancelled."""
@@ -49,81 +43,8 @@ _FINAL = {
     "completed": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
+    "paused": StepEventType.RUN_PAUSED,
 }
-
-
-class RunResult(NamedTuple):
-    """How a run ended."""
-
-    run_id: str
-    answer: Step | None
-    """The last thing the assistant said."""
-    data: dict[str, Any]
-    """What the final event said."""
-
-    @property
-    def status(self) -> str:
-        """completed, failed or cancelled."""
-        return str(self.data.get("status"))
-
-    @property
-    def reason(self) -> str:
-        """Why it ended."""
-        return str(self.data.get("termination_reason"))
-
-    @property
-    def text(self) -> str:
-        """The answer's text."""
-        content = self.answer.content if self.answer is not None else None
-        return content if isinstance(content, str) else ""
-
-    @property
-    def error(self) -> str | None:
-        """What went wrong, type and message; None where nothing did."""
-        shown = self.data.get("error")
-        return f"{shown['type']}: {shown['message']}" if shown else None
-
-    def __repr__(self) -> str:
-        """The run, how it ended, what went wrong and the beginning of the answer."""
-        why = "" if self.status == "completed" else f" ({self.reason})"
-        told = [cut(text, _SHOWN) for text in (self.error, self.text) if text]
-        return f"<run {': '.join([f'{self.run_id} {self.status}{why}', *told])}>"
-
-    def _repr_html_(self) -> str:
-        """Show how it ended, what went wrong and the answer in a notebook."""
-        title = f"{self.status} · {self.reason} · run {self.run_id}"
-        error = f"<p>{escape(self.error)}</p>" if self.error else ""
-        return f"<p><strong>{escape(title)}</strong></p>{error}<pre>{escape(self.text)}</pre>"
-
-    @classmethod
-    async def of(
-        cls,
-        events: AsyncGenerator[StepEvent],
-        look: Callable[[StepEvent], object] | None = None,
-        first: StepEvent | None = None,
-    ) -> Self:
-        """Read a run to its end; `look` is given each event, `first` was read already."""
-        answer: Step | None = None
-        event = first
-        async with aclosing(events):
-            async for event in events:
-                if look is not None:
-                    look(event)
-                if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
-                    answer = event.snapshot
-        assert event is not None  # noqa: S101 - a stream has a first event and a last
-        return cls(event.run_id, answer, event.data or {})
-
-    def checked(self, raised: BaseException | None = None) -> Self:
-        """Return the result of a run that completed; of another one raise RunFailedError."""
-        if self.status == "completed":
-            return self
-        why = f": {self.error}" if self.error else ""
-        raise RunFailedError(
-            f"run {self.run_id} {self.status} ({self.reason}){why.rstrip('.')}. What it said and "
-            "did until then is the `result` of this error.",
-            self,
-        ) from raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +52,7 @@ class Ending:
     """How a run ended."""
 
     status: str
-    """completed, failed or cancelled."""
+    """completed, failed, cancelled or paused."""
     reason: str
     error: BaseException | None = None
 
@@ -141,7 +62,7 @@ class Ending:
         return {"status": self.status, "reason": self.reason}
 
 
-_COMPLETED = Ending("completed", "completed")
+_COMPLETED, _PAUSED = Ending("completed", "completed"), Ending("paused", "paused")
 
 
 async def execute(run: ActiveRun, agent: Agent, start: Start, began: float) -> None:
@@ -158,7 +79,7 @@ async def execute(run: ActiveRun, agent: Agent, start: Start, began: float) -> N
         stop = Stop("timeout", f"the run took longer than {seconds:g} s.")
         clock = loop.call_at(began + seconds, run.stop, stop)
     try:
-        ending = await _ended(run, agent, loop.create_task(_work(run, agent, start)))
+        ending = await _ended(run, agent, start, loop.create_task(_work(run, agent, start)))
     except Exception as error:  # a defect of ours must still end the run
         _log.exception("run %s could not be ended", run.info.run_id)
         ending = Ending("failed", "error", error)
@@ -203,10 +124,12 @@ def _is_empty(run: ActiveRun, agent: Agent, reply: Reply) -> bool:
     return not any(step.has_tool_calls() for step in run.turn.messages)
 
 
-async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Ending:
-    """Wait for the work, or stop it; then leave a whole turn."""
+async def _ended(run: ActiveRun, agent: Agent, start: Start, work: asyncio.Task[None]) -> Ending:
+    """Wait for the work, or stop it; then leave a whole turn, or one that can be gone on with."""
     try:
-        await asyncio.wait({work, run.stop_requested}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, run.switch.requested}, return_when=asyncio.FIRST_COMPLETED)
+        if run.switch.is_pausing:  # what else is in flight ends first
+            await asyncio.wait({run.switch.requested})
     except asyncio.CancelledError:  # the event loop is closing
         run.stop(Stop("cancelled", "the event loop was closed."))
     if not work.done():
@@ -216,11 +139,28 @@ async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Endi
     error = None
     if work.done() and not work.cancelled() and (error := work.exception()) is None:
         return _COMPLETED
+    if run.switch.is_pausing and (error is None or isinstance(error, RunStopped)):
+        return await in_thread(partial(_paused, run, start))
     await in_thread(partial(_close_calls, run))
     last_word = None
     if run.config.termination_summary and run.stopped is not None and run.stopped.is_limit:
         last_word = await _summary(run, agent, run.stopped.message)
     return await in_thread(partial(_cut_short, run, error, last_word))
+
+
+def _paused(run: ActiveRun, start: Start) -> Ending:
+    """Leave a turn that is gone on with once its open calls are answered."""
+    try:
+        if (end := _program_end(run, _PAUSED)) is not None:
+            how = {**_PAUSED.shown, "waiting": run.questions.all()}
+            end.metadata = {**(end.metadata or {}), "run": how}
+        run.line.commit()
+        run.store_open_calls()
+        if start.finish is not None:
+            start.finish()
+    except Exception as problem:
+        return Ending("failed", "storage", problem)
+    return _PAUSED
 
 
 def _close_calls(run: ActiveRun) -> None:
@@ -323,6 +263,8 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
             outputs = {key: value for key, value in (end.outputs or {}).items() if key != "error"}
             error = {} if ending.error is None else error_fields(ending.error)
             end.outputs = {**outputs, **error}
+        if ending is _PAUSED:
+            end.status = "paused"
     line.ended = True
     return end
 
@@ -330,7 +272,6 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
 async def _close(run: ActiveRun, ending: Ending) -> None:
     if not run.line.close_at_once():
         await in_thread(run.line.close)
-    run.consents.close()
     metrics = run.meter.run_metrics()
     if run.parent is not None:
         run.parent.meter.nested(metrics)
@@ -341,6 +282,8 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
         "branch_id": run.line.branch_id,
         "last_sequence": run.line.last,
     }
+    if ending is _PAUSED:
+        data["waiting"] = run.questions.all()
     run.error = ending.error
     if ending.error is not None:
         data["error"] = shown_error(ending.error, run.line.memory.redact)

@@ -1,4 +1,4 @@
-"""A run's events from what is stored: for a reader that comes after the run, or after a restart.
+"""How a run ended, and its events from what is stored, for who reads it after its end.
 
 Pieces are gone; each message is there as STEP_COMPLETED, and the final event says how the run
 ended, as its outermost ProgramEnd recorded it. A run without one was cut off.
@@ -6,22 +6,107 @@ ended, as its outermost ProgramEnd recorded it. A run without one was cut off.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from html import escape
+from typing import Any, NamedTuple, Self
 
-from hybridagi_steps.errors import UnknownRunError, UnknownSessionError
+from hybridagi_steps.errors import RunFailedError, UnknownRunError, UnknownSessionError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.protocols import SessionStore
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.event import StepEvent, StepEventType
-from hybridagi_steps.records.message import Step
+from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.records.run import RunMetrics
+from hybridagi_steps.records.step_text import cut
 
 _PAGE = 200
+_SHOWN = 200
 _FINAL = {
     "completed": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
+    "paused": StepEventType.RUN_PAUSED,
 }
+
+
+class RunResult(NamedTuple):
+    """How a run ended."""
+
+    run_id: str
+    answer: Step | None
+    """The last thing the assistant said."""
+    data: dict[str, Any]
+    """What the final event said."""
+
+    @property
+    def status(self) -> str:
+        """completed, failed, cancelled, or paused: `runner.resume` goes on with the answers."""
+        return str(self.data.get("status"))
+
+    @property
+    def waiting(self) -> list[dict[str, Any]]:
+        """What a paused run waits for: `call_id`, `tool`, `arguments` and `waits_for` of each."""
+        return list(self.data.get("waiting", ()))
+
+    @property
+    def reason(self) -> str:
+        """Why it ended."""
+        return str(self.data.get("termination_reason"))
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        content = self.answer.content if self.answer is not None else None
+        return content if isinstance(content, str) else ""
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong, type and message; None where nothing did."""
+        shown = self.data.get("error")
+        return f"{shown['type']}: {shown['message']}" if shown else None
+
+    def __repr__(self) -> str:
+        """The run, how it ended, what went wrong and the beginning of the answer."""
+        why = "" if self.status == "completed" else f" ({self.reason})"
+        told = [cut(text, _SHOWN) for text in (self.error, self.text) if text]
+        return f"<run {': '.join([f'{self.run_id} {self.status}{why}', *told])}>"
+
+    def _repr_html_(self) -> str:
+        """Show how it ended, what went wrong and the answer in a notebook."""
+        title = f"{self.status} · {self.reason} · run {self.run_id}"
+        error = f"<p>{escape(self.error)}</p>" if self.error else ""
+        return f"<p><strong>{escape(title)}</strong></p>{error}<pre>{escape(self.text)}</pre>"
+
+    @classmethod
+    async def of(
+        cls,
+        events: AsyncGenerator[StepEvent],
+        look: Callable[[StepEvent], object] | None = None,
+        first: StepEvent | None = None,
+    ) -> Self:
+        """Read a run to its end; `look` is given each event, `first` was read already."""
+        answer: Step | None = None
+        event = first
+        async with aclosing(events):
+            async for event in events:
+                if look is not None:
+                    look(event)
+                if event.snapshot is not None and event.snapshot.role is MessageRole.ASSISTANT:
+                    answer = event.snapshot
+        assert event is not None  # noqa: S101 - a stream has a first event and a last
+        return cls(event.run_id, answer, event.data or {})
+
+    def checked(self, raised: BaseException | None = None) -> Self:
+        """Return the result of a run that completed or paused; else raise RunFailedError."""
+        if self.status in ("completed", "paused"):
+            return self
+        why = f": {self.error}" if self.error else ""
+        raise RunFailedError(
+            f"run {self.run_id} {self.status} ({self.reason}){why.rstrip('.')}. What it said and "
+            "did until then is the `result` of this error.",
+            self,
+        ) from raised
 
 
 def stored_events(
@@ -107,8 +192,7 @@ def _final(
         "branch_id": branch_id,
         "last_sequence": messages[-1].sequence if messages else 0,
     }
-    if "error" in how:
-        data["error"] = how["error"]
+    data |= {name: how[name] for name in ("error", "waiting") if name in how}
     return StepEvent(type=_FINAL[how["status"]], run_id=run_id, data=data)
 
 

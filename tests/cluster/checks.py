@@ -20,7 +20,7 @@ import httpx
 
 from hybridagi_steps.durable.session_runs import DurableRunner
 from hybridagi_steps.errors import StorageError
-from hybridagi_steps.running.execution import RunResult
+from hybridagi_steps.running.stored_events import RunResult
 from tests.cluster.cluster import ROOT, Cluster, Shape, started
 from tests.cluster.deployment import copied_paths, installed_extras
 from tests.cluster.failover import failover

@@ -46,7 +46,7 @@ from hybridagi_steps.errors import (
     StorageError,
     UnknownRunError,
 )
-from hybridagi_steps.running.execution import RunResult
+from hybridagi_steps.running.stored_events import RunResult
 from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.testing import ScriptedLM, request_text
 

@@ -17,7 +17,7 @@ import pytest
 from hybridagi_steps import StepMemory, StepRunner, StepRunnerConfig
 from hybridagi_steps._concurrency import AT_ONCE
 from hybridagi_steps.errors import RunFailedError
-from hybridagi_steps.running.execution import RunResult
+from hybridagi_steps.running.stored_events import RunResult
 from hybridagi_steps.testing import ScriptedLM
 
 
