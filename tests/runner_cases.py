@@ -18,7 +18,12 @@ from hybridagi_steps.running.runner import StepRunner
 from hybridagi_steps.running.streaming import add_call_pieces
 from hybridagi_steps.testing import ScriptedLM
 
-FINAL = (StepEventType.RUN_COMPLETED, StepEventType.RUN_FAILED, StepEventType.RUN_CANCELLED)
+FINAL = (
+    StepEventType.RUN_COMPLETED,
+    StepEventType.RUN_FAILED,
+    StepEventType.RUN_CANCELLED,
+    StepEventType.RUN_PAUSED,
+)
 
 
 def answering(*answers: str, **options: Any) -> ScriptedLM:

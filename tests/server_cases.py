@@ -35,7 +35,7 @@ from hybridagi_steps.server.tokens import Caller, Tokens, TokenScope
 
 TOKEN = "the-test-token-of-everything"  # noqa: S105 - a test's
 SCOPED = {scope: f"the-test-token-of-{scope.value}" for scope in TokenScope}
-FINAL = ("run_completed", "run_failed", "run_cancelled")
+FINAL = ("run_completed", "run_failed", "run_cancelled", "run_paused")
 PATIENCE_SECONDS = 20.0
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Else each client reads all of the system's, and speaks plain HTTP here."""
@@ -132,6 +132,13 @@ class Served(NamedTuple):
         """Say something and read the run to its end."""
         body = {"session_id": session_id, "message": message}
         with self.client.stream("POST", "/chat/stream/v2", json=body, headers=headers) as answer:
+            assert answer.status_code == 200, answer.read()
+            return list(events_of(answer.iter_bytes()))
+
+    def resume(self, session_id: str, answers: dict[str, Any], **headers: str) -> list[Event]:
+        """Answer what a paused run waits for and read the run to its end."""
+        path, body = f"/sessions/{session_id}/resume", {"answers": answers}
+        with self.client.stream("POST", path, json=body, headers=headers) as answer:
             assert answer.status_code == 200, answer.read()
             return list(events_of(answer.iter_bytes()))
 

@@ -34,7 +34,7 @@ IS_ERROR = "is_error"
 NO_RESULT = "(no result)"
 INTERRUPTED = "Error: interrupted; no result was recorded."
 
-_UNFINISHED = ("partial", "cancelled")
+_UNFINISHED = ("partial", "cancelled", "paused")
 _NO_SESSION = "steps"
 
 Record = TypeVar("Record")

@@ -32,7 +32,7 @@ PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "<", ">")
 
 TYPE_COLOURS = {"Action": BLUE, "Decision": ORANGE, "ProgramCall": GREEN, "ProgramEnd": SKY}
-STATUS_COLOURS = {"ok": BLUE, "partial": SKY, "cancelled": GREY, "error": RED}
+STATUS_COLOURS = {"ok": BLUE, "partial": SKY, "cancelled": GREY, "paused": GREY, "error": RED}
 
 _NAME_LENGTH = 30
 _MARK_AREA = 26.0

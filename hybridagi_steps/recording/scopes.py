@@ -22,6 +22,8 @@ TRIALS = "hybridagi_steps_trials"
 
 CALLBACKS = "hybridagi_steps_callbacks"
 """The setting that holds our callbacks, in the order they are called, before the user's."""
+RUN = "hybridagi_steps_run"
+"""The setting that carries the run of a `StepRunner` to the code inside it."""
 _PREFIX = "hybridagi_steps"
 """How the names of all our settings begin."""
 

@@ -21,8 +21,8 @@ from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.json_values import is_json, json_value, with_repairs
 from hybridagi_steps.records.message import StepMetrics, UtcTime, new_id, utc_now
 
-StepStatus = Literal["ok", "error", "partial", "cancelled"]
-"""How a step ended."""
+StepStatus = Literal["ok", "error", "partial", "cancelled", "paused"]
+"""How a step ended; `paused`: the run of a program waits for an answer."""
 
 ACTION_TEMPLATE = """--- Step {hop} ---
 Action Purpose: {purpose}

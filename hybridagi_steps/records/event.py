@@ -30,6 +30,7 @@ class StepEventType(StrEnum):
     RUN_COMPLETED = "run_completed"
     RUN_FAILED = "run_failed"
     RUN_CANCELLED = "run_cancelled"
+    RUN_PAUSED = "run_paused"
     ERROR = "error"
     TOOL_AUTH_REQUIRED = "tool_auth_required"
     TOOL_AUTH_DENIED = "tool_auth_denied"

@@ -157,8 +157,13 @@ class RunResult(NamedTuple):
 
     @property
     def status(self) -> str:
-        """completed, failed or cancelled."""
+        """completed, failed, cancelled, or paused: `runner.resume` goes on with the answers."""
         return str(self.data.get("status"))
+
+    @property
+    def waiting(self) -> list[dict[str, Any]]:
+        """What a paused run waits for: `call_id`, `tool`, `arguments` and `waits_for` of each."""
+        return list(self.data.get("waiting", ()))
 
     @property
     def reason(self) -> str:

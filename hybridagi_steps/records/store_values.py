@@ -267,8 +267,9 @@ class RunSummary(NamedTuple):
     score: float | None
     feedback: str | None
     status: str = ""
-    """completed, failed, cancelled, or interrupted: no end is stored, for it was cut off or goes on
-    in another process. A memory says running of what is in flight in this one."""
+    """completed, failed, cancelled, paused (it waits for an answer), or interrupted: no end is
+    stored, for it was cut off or goes on in another process. A memory says running of what is in
+    flight in this one."""
     title: str = ""
     """What its first step is called and was asked, in a line; stores leave it out."""
 

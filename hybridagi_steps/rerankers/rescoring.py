@@ -116,7 +116,7 @@ def _aware(time: datetime) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
-_STATUS_MERIT = {"ok": 1.0, "partial": 0.5, "cancelled": 0.25, "error": 0.0}
+_STATUS_MERIT = {"ok": 1.0, "partial": 0.5, "cancelled": 0.25, "paused": 0.25, "error": 0.0}
 _UNKNOWN_SCORE = 0.5
 
 

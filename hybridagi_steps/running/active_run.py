@@ -8,15 +8,15 @@ where tools, models and nested agents find it.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from hybridagi_steps._concurrency import ForkSafeLock
 from hybridagi_steps.display.titles import line
-from hybridagi_steps.errors import SequenceConflictError
+from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.recording.call_tree import Labels
 from hybridagi_steps.recording.recorder import StepRecorder
@@ -27,13 +27,22 @@ from hybridagi_steps.records.message import MessageRole, Step
 from hybridagi_steps.running.hooks import DENIED, Consents, HookCaller, RunInfo
 from hybridagi_steps.running.limits import Meter, StepRunnerConfig, ToolRequest
 from hybridagi_steps.running.session_writer import LOST, SessionWriter
-from hybridagi_steps.running.stopping import RunStopped, Stop, Threads
-from hybridagi_steps.running.stored_consents import ConsentRules, settle
+from hybridagi_steps.running.stopping import RunStopped, Stop, StopSwitch, Threads
+from hybridagi_steps.running.stored_consents import (
+    ConsentRules,
+    OpenQuestions,
+    RunInside,
+    ask,
+    settle,
+)
 from hybridagi_steps.running.streaming import EventStream, HomeLoop, Piece
+from hybridagi_steps.running.tool_results import StoredResult, take_result
 from hybridagi_steps.running.turn import ToolTurn, Turn
 
-RUN = "hybridagi_steps_run"
-"""The DSPy setting that carries the run of the running code."""
+INSIDE: ContextVar[tuple[ActiveRun, ToolTurn | None] | None] = ContextVar(
+    "hybridagi_steps_tool", default=None
+)
+"""The run whose tool is running, and its call; None of a tool that another one calls."""
 _CANCELLED = "it was cancelled."
 _registers: WeakKeyDictionary[StepMemory, Register] = WeakKeyDictionary()
 _registering = ForkSafeLock()
@@ -62,18 +71,11 @@ class ActiveRun:
         self.events = EventStream(
             recorded.id, line.session_id, line.memory.redact, self._step_started, home
         )
-        self.meter = Meter(config)
+        self.meter, self.switch = Meter(config), StopSwitch(home.loop)
         self.hooks = HookCaller(hooks, self.info, self.events, self.stop, home)
-        self.turn = Turn(
-            line,
-            recorded.id,
-            parent_id,
-            user_id,
-            self.events,
-            self.meter,
-            stored=self._stored,
-            interrupted=self._interrupted,
-        )
+        of_run = recorded.id, parent_id, user_id
+        report = self._stored, self._interrupted
+        self.turn = Turn(line, *of_run, self.events, self.meter, *report)
         inherited = None if parent is None else parent.consent
         self.consent = inherited if config.consent is None else config.consent
         """Who says whether its tools may run; an agent inside another one is no way round it."""
@@ -88,7 +90,6 @@ class ActiveRun:
             home,
         )
         self.threads = Threads(recorded.id)
-        self.stopped: Stop | None = None
         self.error: BaseException | None = None
         """What it failed with, once it has ended."""
         self.when_ended: Callable[[], None]
@@ -99,9 +100,12 @@ class ActiveRun:
         """What is noted in the steps of some calls, when the recorder gives them."""
         self.denied: set[UUID] = set()
         """The steps of calls that were not allowed; the program is told and goes on."""
-        self._loop = home.loop
-        self.stop_requested: asyncio.Future[None] = self._loop.create_future()
-        self._lock = threading.Lock()
+        self.questions = OpenQuestions(line, recorded.id, user_id, self.events, self.stop)
+        """What it waits for a person to say."""
+        self.answers: Mapping[str, bool | str] | None = None
+        """What was said to what the turn waited for that this run resumes; None of a new turn."""
+        self.stored_results: list[StoredResult] = []
+        """What calls of that turn gave, for a program that begins it anew."""
 
     @property
     def in_flight(self) -> RunInFlight:
@@ -111,20 +115,64 @@ class ActiveRun:
         labels = Labels(info.session_id, info.user_id)
         return self._recorded.in_flight(labels, None)._replace(title=title)
 
+    @property
+    def stopped(self) -> Stop | None:
+        """Why it was stopped, or pauses."""
+        return self.switch.stop
+
     def stop(self, stop: Stop) -> bool:
         """Stop the run, from any thread; return whether it was this that stopped it."""
-        with self._lock:
-            if self.stopped is not None or self.line.closed:
-                return False
-            self.stopped = stop
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.stop_requested.set_result, None)
-        return True
+        return not self.line.closed and self.switch.turn(stop)
+
+    @property
+    def _inside(self) -> tuple[ActiveRun, ToolTurn | None] | None:
+        """What of this run's tools the running code is part of."""
+        inside = INSIDE.get()
+        return inside if inside is not None and inside[0] is self else None
 
     def check(self) -> None:
-        """Let code of a stopped run go no further."""
-        if self.stopped is not None:
+        """Let code of a stopped run go no further; a tool in flight ends first when it pauses."""
+        if self.stopped is not None and not (self.stopped.is_pause and self._inside):
             raise RunStopped(self.stopped)
+
+    async def check_at_rest(self) -> None:
+        """Do so once a run that pauses has no call in flight: what stops here stops others."""
+        if self.switch.is_pausing and not self._inside:
+            await asyncio.wait({self.switch.requested})
+        self.check()
+
+    def stored_result(self, name: str, arguments: dict[str, Any]) -> StoredResult | None:
+        """Return what the same call gave before the turn was resumed, once; None of a new call."""
+        # What a model asks for is new: it was shown what came of the others.
+        if not self.stored_results or self._inside or self.turn.is_asked_for(name):
+            return None
+        return take_result(self.stored_results, name, arguments)
+
+    def wait_for_consent(
+        self, call: ToolTurn, arguments: dict[str, Any], inside: RunInside | None = None
+    ) -> RunStopped:
+        """Store that a call waits, itself or for a run inside it; return what pauses; may block."""
+        try:
+            is_stored = self.consents.open.pop(call.call_id, None) is not None
+            request = self.request(call, arguments)
+            return self.questions.ask_consent(request, call.step_id, inside, is_stored=is_stored)
+        except LOST as error:
+            raise self._lost(error) from error
+        except Exception as error:
+            raise self._cannot_store(error) from error
+
+    def user_answer(self, question: str) -> str:
+        """Return what the user has said to a question, asked here or before; else pause."""
+        inside = self._inside
+        if inside is not None and inside[1] is None:
+            raise InvalidSettingError("a tool that another tool calls cannot wait for its user.")
+        return self.questions.ask_user(question, None if inside is None else inside[1])
+
+    def store_open_calls(self) -> None:
+        """Store of each call that has not begun that it waits; of others it is stored already."""
+        for call in self.turn.open_calls():
+            if call.step_id not in self.questions.waiting:
+                ask(self.line, self.request(call, call.arguments), call.step_id)
 
     def check_limits(self) -> None:
         """Do so for a run that has spent what it may."""
@@ -246,6 +294,8 @@ class ActiveRun:
     def _keep(self, step: AgentStep) -> bool:
         """Take a step of the recorder's, with what it cannot know of it."""
         error: Any = (step.outputs or {}).get("error")
+        if step.id in self.questions.waiting:
+            return False  # its call goes on when it is answered
         if step.id in self.denied:
             # To the recorder the tool gave a text: that it was denied.
             step.status, step.outputs = "error", _problem("ToolDenied", DENIED)

@@ -13,7 +13,7 @@ import asyncio
 import copy
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import anyio.to_thread
 import dspy
-import orjson
 from dspy.clients.call_context import adapter_fallback_scope
 from dspy.utils.exceptions import AdapterParseError, LMError
 
@@ -35,14 +34,17 @@ from hybridagi_steps.programs.adapters import (
 )
 from hybridagi_steps.recording.call_steps import FunctionStep
 from hybridagi_steps.recording.manual_steps import OpenStep, RunSteps
-from hybridagi_steps.recording.scopes import CALLBACKS, overriding, own_callbacks
+from hybridagi_steps.recording.scopes import CALLBACKS, RUN, overriding, own_callbacks
 from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.message import Step
 from hybridagi_steps.running import program_adapter as called
-from hybridagi_steps.running.active_run import RUN, ActiveRun
+from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.model_events import RunObserver, TokenStream
 from hybridagi_steps.running.program_adapter import Agent, naming_missing_method
 from hybridagi_steps.running.stopping import no_exit
+from hybridagi_steps.running.stored_consents import answered
 from hybridagi_steps.running.tool_calls import acall_tool, is_idempotent
+from hybridagi_steps.running.tool_results import stored_results
 from hybridagi_steps.running.turn import ToolTurn
 
 Messages = list[dict[str, Any]]
@@ -188,6 +190,8 @@ class Prompt:
     """What this turn has done already, when it is resumed."""
     inputs: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further inputs of a DSPy program."""
+    since: Sequence[Step] = ()
+    """The same as it is stored."""
     open_calls: list[ToolTurn] = field(default_factory=list[ToolTurn])
     """Calls of this turn that have no result yet."""
     results: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -219,6 +223,9 @@ async def answer(run: ActiveRun, agent: Agent, prompt: Prompt) -> called.Reply |
     ):
         if prompt.open_calls:
             await _close_calls(run, agent, prompt)
+        if run.answers is not None and agent.is_module:
+            turn = [*prompt.since, *run.turn.messages]
+            run.stored_results = await in_thread(partial(stored_results, run.line.memory, turn))
         give_up, attempt = time.monotonic() + run.config.retry_seconds, 1
         while True:
             try:
@@ -258,22 +265,45 @@ def _settings(run: ActiveRun, agent: Agent, prompt: Prompt) -> AbstractContextMa
 
 async def _close_calls(run: ActiveRun, agent: Agent, prompt: Prompt) -> None:
     """Give the calls of an interrupted turn their results, in order."""
-    for call in run.turn.reopen(prompt.open_calls):
+    reopened = run.turn.reopen(prompt.open_calls)
+    # What is answered comes first: a call that still waits pauses the run.
+    for call in sorted(reopened, key=lambda call: _is_undecided(prompt, call)):
         tool, question = agent.tools.get(call.name), prompt.questions.get(str(call.step_id))
         if (text := prompt.results.get(call.call_id)) is not None:
             await in_thread(partial(run.told_result, call, text, question))
             continue
-        if call.call_id not in prompt.consents:
-            question = None
-        if tool is not None and (question is not None or is_idempotent(tool)):
-            if (allowed := prompt.consents.get(call.call_id)) is not None:
-                run.consents.decided[call.call_id] = allowed
-            if question is not None:
-                run.consents.open[call.call_id] = question
+        waits = call.call_id in prompt.consents
+        if (allowed := prompt.consents.get(call.call_id)) is not None:
+            run.consents.decided[call.call_id] = allowed
+        if question is not None and waits and answered(question) is None:
+            run.consents.open[call.call_id] = question
+        if tool is not None and (waits or is_idempotent(tool)):
             await _call_tool(run, agent, call)
-        else:
+        elif not waits:
             await in_thread(partial(run.turn.interrupt, call))
     prompt.after += [step.to_message_dict() for step in run.turn.messages]
+    # What has a tool that only the program knows runs when the program calls it again.
+    if open_ids := {call.call_id for call in run.turn.open_calls()}:
+        prompt.after[:] = _without_calls(prompt.after, open_ids)
+
+
+def _without_calls(messages: Messages, ids: set[str]) -> Messages:
+    """Return messages without some calls: no provider takes one that has no result."""
+    kept: Messages = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            rest = [call for call in calls if call["id"] not in ids]
+            if not rest and not message.get("content"):
+                continue
+            message = {key: value for key, value in message.items() if key != "tool_calls"}
+            message |= {"tool_calls": rest} if rest else {}
+        kept.append(message)
+    return kept
+
+
+def _is_undecided(prompt: Prompt, call: ToolTurn) -> bool:
+    waits = call.call_id in prompt.consents and call.call_id not in prompt.results
+    return waits and prompt.consents[call.call_id] is None
 
 
 def _is_passing(error: Exception) -> bool:
@@ -347,7 +377,7 @@ async def _conversation(run: ActiveRun, agent: Agent, prompt: Prompt) -> Any:
 
 async def _call_tools(run: ActiveRun, agent: Agent, reply: called.Reply) -> None:
     """Call the tools that a message asks for, side by side."""
-    turns = [tool_turn(call) for call in reply.tool_calls or []]
+    turns = [ToolTurn.of(call) for call in reply.tool_calls or []]
     run.turn.announce(turns, reply.content, reply.reasoning)
     await asyncio.gather(*(_call_tool(run, agent, turn) for turn in turns))
 
@@ -363,18 +393,3 @@ async def _call_tool(run: ActiveRun, agent: Agent, turn: ToolTurn) -> None:
         await acall_tool(run, tool, turn.arguments)
     except Exception as error:  # the gate has stored it as the call's result
         run.hooks.tell_soon("on_error", error)
-
-
-def tool_turn(call: Mapping[str, Any]) -> ToolTurn:
-    """Return a call of a message as a turn of its tool."""
-    function: Mapping[str, Any] = call.get("function") or {}
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            arguments = {"arguments": arguments}
-    turn = ToolTurn(str(function.get("name")), arguments if isinstance(arguments, dict) else {})
-    if isinstance(call.get("id"), str) and call["id"]:
-        turn.call_id = call["id"]
-    return turn

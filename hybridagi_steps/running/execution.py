@@ -43,6 +43,7 @@ _FINAL = {
     "completed": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
+    "paused": StepEventType.RUN_PAUSED,
 }
 
 
@@ -51,7 +52,7 @@ class Ending:
     """How a run ended."""
 
     status: str
-    """completed, failed or cancelled."""
+    """completed, failed, cancelled or paused."""
     reason: str
     error: BaseException | None = None
 
@@ -61,7 +62,7 @@ class Ending:
         return {"status": self.status, "reason": self.reason}
 
 
-_COMPLETED = Ending("completed", "completed")
+_COMPLETED, _PAUSED = Ending("completed", "completed"), Ending("paused", "paused")
 
 
 async def execute(run: ActiveRun, agent: Agent, start: Start, began: float) -> None:
@@ -78,7 +79,7 @@ async def execute(run: ActiveRun, agent: Agent, start: Start, began: float) -> N
         stop = Stop("timeout", f"the run took longer than {seconds:g} s.")
         clock = loop.call_at(began + seconds, run.stop, stop)
     try:
-        ending = await _ended(run, agent, loop.create_task(_work(run, agent, start)))
+        ending = await _ended(run, agent, start, loop.create_task(_work(run, agent, start)))
     except Exception as error:  # a defect of ours must still end the run
         _log.exception("run %s could not be ended", run.info.run_id)
         ending = Ending("failed", "error", error)
@@ -123,10 +124,12 @@ def _is_empty(run: ActiveRun, agent: Agent, reply: Reply) -> bool:
     return not any(step.has_tool_calls() for step in run.turn.messages)
 
 
-async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Ending:
-    """Wait for the work, or stop it; then leave a whole turn."""
+async def _ended(run: ActiveRun, agent: Agent, start: Start, work: asyncio.Task[None]) -> Ending:
+    """Wait for the work, or stop it; then leave a whole turn, or one that can be gone on with."""
     try:
-        await asyncio.wait({work, run.stop_requested}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, run.switch.requested}, return_when=asyncio.FIRST_COMPLETED)
+        if run.switch.is_pausing:  # what else is in flight ends first
+            await asyncio.wait({run.switch.requested})
     except asyncio.CancelledError:  # the event loop is closing
         run.stop(Stop("cancelled", "the event loop was closed."))
     if not work.done():
@@ -136,11 +139,28 @@ async def _ended(run: ActiveRun, agent: Agent, work: asyncio.Task[None]) -> Endi
     error = None
     if work.done() and not work.cancelled() and (error := work.exception()) is None:
         return _COMPLETED
+    if run.switch.is_pausing and (error is None or isinstance(error, RunStopped)):
+        return await in_thread(partial(_paused, run, start))
     await in_thread(partial(_close_calls, run))
     last_word = None
     if run.config.termination_summary and run.stopped is not None and run.stopped.is_limit:
         last_word = await _summary(run, agent, run.stopped.message)
     return await in_thread(partial(_cut_short, run, error, last_word))
+
+
+def _paused(run: ActiveRun, start: Start) -> Ending:
+    """Leave a turn that is gone on with once its open calls are answered."""
+    try:
+        if (end := _program_end(run, _PAUSED)) is not None:
+            how = {**_PAUSED.shown, "waiting": run.questions.all()}
+            end.metadata = {**(end.metadata or {}), "run": how}
+        run.line.commit()
+        run.store_open_calls()
+        if start.finish is not None:
+            start.finish()
+    except Exception as problem:
+        return Ending("failed", "storage", problem)
+    return _PAUSED
 
 
 def _close_calls(run: ActiveRun) -> None:
@@ -243,6 +263,8 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
             outputs = {key: value for key, value in (end.outputs or {}).items() if key != "error"}
             error = {} if ending.error is None else error_fields(ending.error)
             end.outputs = {**outputs, **error}
+        if ending is _PAUSED:
+            end.status = "paused"
     line.ended = True
     return end
 
@@ -250,7 +272,6 @@ def _program_end(run: ActiveRun, ending: Ending) -> AgentStep | None:
 async def _close(run: ActiveRun, ending: Ending) -> None:
     if not run.line.close_at_once():
         await in_thread(run.line.close)
-    run.consents.close()
     metrics = run.meter.run_metrics()
     if run.parent is not None:
         run.parent.meter.nested(metrics)
@@ -261,6 +282,8 @@ async def _close(run: ActiveRun, ending: Ending) -> None:
         "branch_id": run.line.branch_id,
         "last_sequence": run.line.last,
     }
+    if ending is _PAUSED:
+        data["waiting"] = run.questions.all()
     run.error = ending.error
     if ending.error is not None:
         data["error"] = shown_error(ending.error, run.line.memory.redact)

@@ -4,9 +4,9 @@ A hook is any object with some of the methods of `RunHook`; each may be sync or 
 fails is reported as an ERROR event and the run goes on; `RunVetoed` ends the run, and so does a
 hook that tries to end the process.
 
-Consent to a tool comes from the config's callable, which decides at once, later, or leaves it to
-`runner.answer_consent`, as a server does whose user sits elsewhere. Whatever is not a clear yes is
-a no: an error, a timeout, silence.
+Consent to a tool comes from the config's callable, which decides at once, is awaited however long
+it takes, or says None: then the run pauses. Whatever else is not a clear yes is a no: an error, a
+timeout.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RunHook:
         """The run has begun; nothing is stored yet."""
 
     def on_run_end(self, run: RunInfo, status: str, data: dict[str, Any]) -> Any:
-        """The run has ended: completed, failed or cancelled; `data` is that of its last event."""
+        """The run has completed, failed, paused or was cancelled; `data` is its last event's."""
 
     def on_step_start(self, run: RunInfo, step_id: str) -> Any:
         """A message has begun to stream."""
@@ -182,10 +182,10 @@ class Consents:
 
     Args:
         consent: Decides; None allows everything.
-        timeout_seconds: How long an answer is waited for.
+        timeout_seconds: How long an answer that is awaited may take.
         events: Takes the events that ask and deny.
         failed: Takes what the callable raised.
-        line: Where a question that waits is stored, and its answer before the tool begins.
+        line: Where a question that takes long is stored, and its answer before the tool begins.
         lost: Takes the conflict when another run has answered a question; returns what to raise.
         around: Whether runs around this one are denied a tool for good; may block.
         home: The run's event loop.
@@ -195,7 +195,7 @@ class Consents:
         self,
         line: SessionWriter,
         consent: Consent | None,
-        timeout_seconds: float,
+        timeout_seconds: float | None,
         events: EventStream,
         failed: Callable[[str, BaseException], None],
         lost: Callable[[Exception], BaseException],
@@ -205,33 +205,27 @@ class Consents:
         self._line, self._consent, self._timeout = line, consent, timeout_seconds
         self._events, self._failed, self._lost, self._around = events, failed, lost, around
         self._home = home
-        self._waiting: dict[str, asyncio.Future[bool]] = {}
         self.decided: dict[str, bool] = {}
         """What was answered already to calls of a turn that is taken up, by their ids."""
         self.open: dict[str, AgentStep] = {}
         """Stored questions about such calls that nobody has answered, by the calls' ids."""
 
-    async def allowed(self, request: ToolRequest, step_id: UUID) -> bool:
-        """Return whether a tool may run, once that is known; `step_id` will tell its call."""
-        if (known := self.decided.pop(request.call_id, None)) is not None:
-            return await self._stored(request, known) or self._deny(request, "denied")
-        if self._consent is None:
-            return await self._stored(request, True) or self._deny(request, "denied")
-        # Before the question is asked: the answer may come at once, from anywhere.
-        waiting = self._waiting[request.call_id] = self._home.loop.create_future()
-        self._ask(request)
-        try:
-            async with asyncio.timeout(self._timeout):
-                answer = await self._decided(self._consent, request, step_id)
-                allowed = (
-                    await self._waited(request, step_id, waiting) if answer is None else answer
-                )
-        except TimeoutError:
-            await self._stored(request, False)
-            return self._deny(request, "no answer in time")
-        finally:
-            self._waiting.pop(request.call_id, None)
-        return await self._stored(request, allowed) or self._deny(request, "denied")
+    async def allowed(self, request: ToolRequest, step_id: UUID) -> bool | None:
+        """Return whether a tool may run, None when nobody says so; `step_id` will tell its call."""
+        allowed = self.decided.pop(request.call_id, None)
+        if allowed is None and self._consent is None:
+            allowed = True
+        elif allowed is None and self._consent is not None:
+            self._ask(request)
+            try:
+                async with asyncio.timeout(self._timeout):
+                    allowed = await self._decided(self._consent, request, step_id)
+            except TimeoutError:
+                await self._stored(request, False)
+                return self.deny(request, "no answer in time")
+            if allowed is None:
+                return None
+        return await self._stored(request, bool(allowed)) or self.deny(request, "denied")
 
     async def _stored(self, request: ToolRequest, allowed: bool) -> bool:
         """Return an answer once the disk knows it, if it answers a question of an earlier run."""
@@ -251,25 +245,7 @@ class Consents:
         except LOST as error:
             raise await in_thread(partial(self._lost, error)) from error
 
-    async def _waited(
-        self, request: ToolRequest, step_id: UUID, waiting: asyncio.Future[bool]
-    ) -> bool:
-        """Return an answer that somebody gives later; the disk knows it before the tool begins."""
-        allowed = False
-        try:
-            if (question := self.open.pop(request.call_id, None)) is None:
-                ask = partial(stored_consents.ask, self._line, request, step_id)
-                question = await in_thread(ask)
-            try:
-                allowed = await waiting
-            finally:
-                await self._answer(question, allowed=allowed)
-        except StorageError as error:
-            self._failed("consent", error)
-            return False
-        return allowed
-
-    def allowed_from_thread(self, request: ToolRequest, step_id: UUID) -> bool:
+    def allowed_from_thread(self, request: ToolRequest, step_id: UUID) -> bool | None:
         """Do so from a program's thread; on the event loop itself nothing can be waited for."""
         if self._consent is None:
             return True
@@ -277,35 +253,23 @@ class Consents:
             return self._allowed_now(self._consent, request)
         return done_on(self._home.loop, self.allowed(request, step_id))
 
-    def answer(self, call_id: str, allowed: bool) -> bool:
-        """Answer a question that waits, from any thread; return whether one did."""
-        waiting = self._waiting.get(call_id)
-        if waiting is None:
-            return False
-        self._home.loop.call_soon_threadsafe(partial(_settle, waiting, allowed=allowed))
-        return True
-
-    def close(self) -> None:
-        """Answer what still waits with no: the run is over."""
-        for waiting in list(self._waiting.values()):
-            _settle(waiting, allowed=False)
-
-    def _allowed_now(self, consent: Consent, request: ToolRequest) -> bool:
+    def _allowed_now(self, consent: Consent, request: ToolRequest) -> bool | None:
         """Return what is said at once; an answer that takes time is a no."""
         self._ask(request)
-        answer: object = None
+        answer: object = False
         try:
             with no_exit("consent"):
                 denied = self._around is not None and self._around(request.tool)
                 answer = False if denied else consent(request)
         except (Exception, ProgramExitError) as error:
             self._failed("consent", error)
-        if answer is not None and not inspect.isawaitable(answer):
-            return self._read(answer) or self._deny(request, "denied")
+        if not inspect.isawaitable(answer):
+            allowed = self._read(answer)
+            return None if allowed is None else allowed or self.deny(request, "denied")
         if inspect.iscoroutine(answer):
             answer.close()
         why = "called from a place that cannot wait for an answer; use the tool's acall"
-        return self._deny(request, why)
+        return self.deny(request, why)
 
     async def _decided(self, consent: Consent, request: ToolRequest, step_id: UUID) -> bool | None:
         try:
@@ -355,14 +319,10 @@ class Consents:
     def _ask(self, request: ToolRequest) -> None:
         self._events.emit(StepEventType.TOOL_AUTH_REQUIRED, _shown(request))
 
-    def _deny(self, request: ToolRequest, why: str) -> bool:
+    def deny(self, request: ToolRequest, why: str) -> bool:
+        """Say that a tool does not run, and why; return False."""
         self._events.emit(StepEventType.TOOL_AUTH_DENIED, {**_shown(request), "why": why})
         return False
-
-
-def _settle(waiting: asyncio.Future[bool], *, allowed: bool) -> None:
-    if not waiting.done():
-        waiting.set_result(allowed)
 
 
 def _shown(request: ToolRequest) -> dict[str, Any]:

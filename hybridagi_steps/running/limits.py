@@ -32,7 +32,7 @@ class ToolRequest(NamedTuple):
 
 Answer = bool | Literal["allow", "deny"] | None
 Consent = Callable[[ToolRequest], Answer | Awaitable[Answer]]
-"""Says whether a tool may run; None leaves it to `runner.answer_consent`."""
+"""Says whether a tool may run; None pauses the run until `runner.resume` is given the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class StepRunnerConfig:
     """Longest one tool may take; then the program is told so and goes on."""
     consent: Consent | None = None
     """Asked before each tool; without it every tool may run."""
-    consent_timeout_seconds: float = 300.0
-    """How long an answer is waited for; then the tool is denied."""
+    consent_timeout_seconds: float | None = None
+    """How long an answer that is awaited may take; then the tool is denied."""
     max_retries: int = 2
     """How often a provider that refuses an LM call is asked again, by DSPy's client; it counts in
     place of the client's own `num_retries`. A program that is no DSPy module and failed for a

@@ -22,9 +22,9 @@ from pydantic_core import from_json
 
 from hybridagi_steps.messages.parts import is_call_id
 from hybridagi_steps.recording.react_loop import closing_tool
-from hybridagi_steps.recording.scopes import override
+from hybridagi_steps.recording.scopes import RUN, override
 from hybridagi_steps.recording.usage import MeteringCallback, Usage
-from hybridagi_steps.running.active_run import RUN, ActiveRun
+from hybridagi_steps.running.active_run import ActiveRun
 from hybridagi_steps.running.streaming import Piece
 from hybridagi_steps.running.turn import ToolTurn
 
@@ -71,6 +71,7 @@ class RunObserver:
         run.meter.ask()
         run.tell_now("on_model_start", _messages(inputs))
         run.check()
+        run.switch.call_begins()
 
     def model_ended(
         self, usage: Usage, text: str, outputs: object, exception: BaseException | None
@@ -79,6 +80,7 @@ class RunObserver:
         run = self._run
         if dspy.settings.get(RUN) is not run:
             return
+        run.switch.call_ended()
         if exception is None:
             run.meter.answered(usage)
             self._texts[ACTIVE_CALL_ID.get()] = text

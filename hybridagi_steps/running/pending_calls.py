@@ -1,4 +1,4 @@
-"""Pending calls: what a turn that was cut off waits for, and how it is taken up with the answers.
+"""Pending calls: what a turn that paused or was cut off waits for, and how the answers take it up.
 
 What a call waits for is on disk before and after it waits: the call, a question about it, its
 answer. So a tool that had not begun is told from one of which nobody knows how far it came. What
@@ -11,16 +11,17 @@ a person is asked stands there as well, and whoever has the memory may answer: `
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid5
 
 import dspy
 
+from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidSettingError,
@@ -31,65 +32,106 @@ from hybridagi_steps.errors import (
     UnknownStepError,
 )
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.event import StepEventType
+from hybridagi_steps.recording.scopes import RUN
+from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.records.message import new_id
 from hybridagi_steps.records.provenance import source_of
-from hybridagi_steps.records.store_values import USER_QUESTIONS
-from hybridagi_steps.running.active_run import RUN, ActiveRun
+from hybridagi_steps.records.run import RunResult
+from hybridagi_steps.records.store_values import CALL_STEP, USER_QUESTIONS
+from hybridagi_steps.running.active_run import INSIDE, ActiveRun
 from hybridagi_steps.running.answering import Prompt
+from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.program_adapter import Agent, inner
 from hybridagi_steps.running.session_writer import SessionWriter
-from hybridagi_steps.running.starting import Start, last_turn, open_calls
-from hybridagi_steps.running.stored_consents import answered, check_answer, questions
+from hybridagi_steps.running.starting import Start, open_calls
+from hybridagi_steps.running.stored_consents import (
+    NESTED,
+    TURN,
+    RunInside,
+    answered,
+    check_answer,
+    questions,
+    user_answer_id,
+)
 from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.running.turn import ToolTurn
 
-_QUESTIONS, _ANSWERS = (UUID(f"6f1c9a52-43f2-4c0b-9d7e-2f6a8b1c3d{n}") for n in ("0e", "0f"))
-"""What ids of questions, and of their answers, follow from."""
+_INSIDE = UUID("6f1c9a52-43f2-4c0b-9d7e-2f6a8b1c3d11")
+"""What the sessions of agents inside tool calls follow from."""
+_PASSED_ON = (
+    StepEventType.TOOL_AUTH_REQUIRED,
+    StepEventType.TOOL_AUTH_DENIED,
+    StepEventType.INPUT_REQUIRED,
+)
 
 
 class PendingCall(NamedTuple):
-    """A tool call of a session's last turn that has no result."""
+    """What a session's last turn waits for: a tool call that has no result, or a question."""
 
     call_id: str
+    """The call's id; of a question that no tool call asks, the question's."""
     tool: str
     arguments: dict[str, Any]
-    waits_for: Literal["consent", "result"]
-    """For `consent`: the tool has not begun; for its `result`: nobody knows how far it came."""
+    waits_for: Literal["consent", "answer", "result"]
+    """For `consent`: the tool has not begun; for an `answer`: its user's; for its `result`: nobody
+    knows how far it came."""
     run_id: str | None
-    """The run that asked for it; while that is in flight, `answer_consent` answers."""
+    """The run that asked for it."""
+    question_id: str | None = None
+    """The question to the user, by which it may be answered, too."""
 
 
-def taken_up(
+def resume_with_answers(
     start: Start,
     agent: Agent,
     pending: Sequence[PendingCall],
-    consents: Mapping[str, bool],
-    results: Mapping[str, str],
+    answers: Mapping[str, bool | str],
 ) -> Start:
     """Return what takes up a turn with what is known by now of its calls."""
-    for allowed in consents.values():
-        check_answer(allowed)
-    for text in results.values():
-        _check_result(text)
-    waiting = [call.call_id for call in pending if call.waits_for == "consent"]
-    known = {call.call_id for call in pending}
-    if unknown := [*(results.keys() - known), *(consents.keys() - set(waiting))]:
-        raise InvalidSettingError(
-            f"call {unknown[0]!r:.80} waits for no such answer; pending() lists those that do: "
-            f"{', '.join(sorted(known)) or 'none'}."
-        )
+    names = answer_names(pending)
+    for name, answer in answers.items():
+        _check_answer(name, answer, names)
     prepare = start.prepare
 
     def prepared(run: ActiveRun) -> Prompt:
-        prompt = prepare(run)
-        prompt.consents, prompt.results = {n: consents.get(n) for n in waiting}, results
-        prompt.questions = questions(run.line.memory, run.line.session_id)
+        prompt, memory = prepare(run), run.line.memory
+        run.answers, own = answers, _pending(run.line)
+        for name, answer in answers.items():
+            if (question_id := names[name].question_id) and question_id in own.questions:
+                UserQuestions(memory).answer(question_id, str(answer))
+        texts = {name: text for name, text in answers.items() if isinstance(text, str)}
+        prompt.results = {name: text for name, text in texts.items() if name in own.calls}
+        prompt.consents = {name: _allowed(answers.get(name)) for name in own.consents}
+        prompt.consents |= dict.fromkeys(own.again, True)
+        prompt.questions = questions(memory, run.line.session_id)
         prompt.inputs.update(_place(run, agent, start.data["resumes"]))
         return prompt
 
     start.prepare = prepared
     return start
+
+
+def answer_names(pending: Sequence[PendingCall]) -> dict[str, PendingCall]:
+    """Return what is waited for by the ids that an answer may name."""
+    return {name: call for call in pending for name in (call.call_id, call.question_id) if name}
+
+
+def _check_answer(name: str, answer: object, names: Mapping[str, PendingCall]) -> None:
+    """Check that somebody may say this to what waits; a text such as "no" is no consent."""
+    if (call := names.get(name)) is None:
+        raise InvalidSettingError(
+            f"call {name!r:.80} waits for no answer; pending() lists those that do: "
+            f"{', '.join(sorted(names)) or 'none'}."
+        )
+    if call.waits_for != "consent":
+        _check_result(answer)
+    elif not isinstance(answer, str):
+        check_answer(answer)
+
+
+def _allowed(answer: bool | str | None) -> bool | None:
+    return answer if isinstance(answer, bool) else None
 
 
 def _place(run: ActiveRun, agent: Agent, run_id: str | None) -> dict[str, Any]:
@@ -118,35 +160,125 @@ def _check_result(text: object) -> None:
 
 
 def pending_calls(memory: StepMemory, session_id: str) -> list[PendingCall]:
-    """Return the calls of a session's last turn that have no result; may block."""
+    """Return what a session's last turn waits for; may block."""
     line = SessionWriter(memory, session_id, None)
     if line.find_end() == 0:
         raise UnknownSessionError(session_id)
+    return _pending(line).waiting
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What a turn waits for, and how its calls are gone on with."""
+
+    waiting: list[PendingCall] = field(default_factory=list[PendingCall])
+    calls: set[str] = field(default_factory=set[str])
+    """Calls whose result may be told."""
+    consents: set[str] = field(default_factory=set[str])
+    """Calls whose tools have not begun."""
+    again: set[str] = field(default_factory=set[str])
+    """Calls whose tools are called again, allowed: they find what was answered."""
+    questions: set[str] = field(default_factory=set[str])
+    """Questions to the user."""
+
+
+def _pending(line: SessionWriter) -> _Pending:
+    found = _Pending()
     try:
-        return _pending(line, open_calls(last_turn(line)))
+        turn = line.last_turn()
     except MessageError:
-        return []  # no user has said anything yet
-
-
-def _pending(line: SessionWriter, calls: Sequence[ToolTurn]) -> list[PendingCall]:
-    """Return those of some calls of which no step tells the result, with what they wait for."""
-    if not calls:
-        return []
+        return found  # no user has said anything yet
+    if turn[-1].is_assistant_step() and not turn[-1].has_tool_calls():
+        return found
+    calls = open_calls(turn)
     ended = {str(step.id) for step in line.memory.get_steps([call.step_id for call in calls])}
-    asked = questions(line.memory, line.session_id)
-    run_id = line.messages(line.last, line.last)[0].run_id
-    return [
-        PendingCall(
-            call.call_id,
-            call.name,
-            call.arguments,
-            "consent" if question is not None and answered(question) is None else "result",
-            run_id,
-        )
-        for call in calls
-        for question in [asked.get(str(call.step_id))]
-        if str(call.step_id) not in ended
+    asked = questions(line.memory, line.session_id) if calls else {}
+    to_user = _unanswered(line.memory, {"session_id": line.session_id})
+    to_user = [step for step in to_user if (step.metadata or {}).get(TURN) == turn[0].id]
+    by_call = {(step.metadata or {}).get(CALL_STEP): step for step in to_user}
+    for call in calls:
+        if (step_id := str(call.step_id)) not in ended:
+            question = by_call.pop(step_id, None) or asked.get(step_id)
+            _add(found, line, call, question, turn[-1].run_id)
+    for question in to_user:
+        if question in by_call.values():
+            found.questions.add(id_text(question.id))
+            found.waiting.append(_to_user(question, id_text(question.id), turn[-1].run_id))
+    return found
+
+
+def _add(
+    found: _Pending,
+    line: SessionWriter,
+    call: ToolTurn,
+    question: AgentStep | None,
+    run_id: str | None,
+) -> None:
+    """Add an open call, with the newest question about it."""
+    waits_for: Literal["consent", "result"] = "result"
+    if question is not None and question.scope == USER_QUESTIONS:
+        found.again.add(call.call_id)
+        found.questions.add(id_text(question.id))
+        found.waiting.append(_to_user(question, call.call_id, run_id))
+        return
+    if question is not None and (nested := (question.metadata or {}).get(NESTED)):
+        found.again.add(call.call_id)
+        with suppress(UnknownSessionError):  # its run was erased
+            if inside := pending_calls(line.memory, str(nested)):
+                found.waiting += inside
+                return
+    elif question is not None and answered(question) is None:
+        waits_for = "consent"
+        found.consents.add(call.call_id)
+    found.calls.add(call.call_id)
+    about = PendingCall(call.call_id, call.name, call.arguments, waits_for, run_id)
+    found.waiting.append(about)
+
+
+def _to_user(question: AgentStep, call_id: str, run_id: str | None) -> PendingCall:
+    arguments = {"question": (question.inputs or {}).get("purpose")}
+    return PendingCall(call_id, "ask_user", arguments, "answer", run_id, id_text(question.id))
+
+
+def _unanswered(memory: StepMemory, where: Mapping[str, Any]) -> list[AgentStep]:
+    """Return the questions to users that have no answer, oldest first."""
+    asked = [
+        step
+        for step in memory.iter_steps({"scope": USER_QUESTIONS, **where})
+        if step.status == "partial" and source_of(step.metadata) is None
     ]
+    answers = {step.id for step in memory.get_steps([user_answer_id(step) for step in asked])}
+    return [step for step in asked if user_answer_id(step) not in answers]
+
+
+async def ask_inside(runner: Any, parent: ActiveRun, message: str) -> str:
+    """Return what a runner's agent answers inside a tool call of a run; pause that run with it."""
+
+    def pass_on(event: StepEvent) -> None:
+        if event.type in _PASSED_ON:
+            data = {"nested_run_id": event.run_id, **(event.data or {})}
+            parent.events.emit(event.type, data)
+
+    inside = INSIDE.get()
+    call = None if inside is None or inside[0] is not parent else inside[1]
+    session_id = str(new_id() if call is None else uuid5(_INSIDE, str(call.step_id)))
+    session = AgentSession(session_id, parent.info.user_id)
+    events, first = runner.run_stream(session, message), None
+    if parent.answers is not None and call is not None:
+        with suppress(UnknownSessionError):  # it had not begun
+            names = answer_names(await runner.pending(session))
+            answers = {name: value for name, value in parent.answers.items() if name in names}
+            events = runner.resume(session, answers=answers)
+            if (first := await anext(events, None)) is None:  # it has ended
+                last = await runner.repository.get_last_step(session.session_id)
+                return str(last.content)
+    result = await RunResult.of(events, pass_on, first)
+    if result.status != "paused":
+        return result.checked().text
+    if call is None:
+        raise InvalidSettingError("an agent that a tool's tool asks cannot wait for an answer.")
+    waiting = RunInside(session.session_id, result.waiting)
+    raise await in_thread(partial(parent.wait_for_consent, call, call.arguments, waiting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +297,19 @@ class UserQuestions:
     """Questions of runs to people, which outlive the process that asks.
 
     A question is a step of its session, and so is its answer, which any process with the memory
-    may give, whenever it likes. Whoever takes up the turn of a killed one reads it, or waits on.
+    may give, whenever it likes. The run that asks pauses; `runner.resume` goes on with the answer.
 
     Args:
         memory: Where they are kept, and erased with their session or user.
-        poll_seconds: How often the memory is looked at for an answer.
 
     Example:
         `questions = hs.UserQuestions(memory)`; `dspy.ReAct("question -> answer",
-        tools=[questions.ask_user])` or `AskUser(questions.ask_user)`.
+        tools=[questions.ask_user])`; then `runner.resume(session, answers={call_id: "by train"})`,
+        from anywhere.
     """
 
-    def __init__(self, memory: StepMemory, *, poll_seconds: float = 0.5) -> None:
-        self._memory, self._poll = memory, poll_seconds
+    def __init__(self, memory: StepMemory) -> None:
+        self._memory = memory
 
     @idempotent
     def ask_user(self, question: str) -> str:
@@ -185,36 +317,18 @@ class UserQuestions:
         run: ActiveRun | None = dspy.settings.get(RUN)
         if run is None:
             raise InvalidSettingError("ask_user waits for the user of a run: use a StepRunner.")
-        asked = _question(run, question)
-        with suppress(DuplicateStepError):  # it was asked before this process took the turn up
-            run.line.store([asked])
-        run.events.emit(
-            StepEventType.INPUT_REQUIRED, {"question_id": id_text(asked.id), "question": question}
-        )
-        pause, answer = threading.Event(), uuid5(_ANSWERS, id_text(asked.id))
-        while not (found := self._memory.get_steps([answer])):
-            run.check()
-            pause.wait(self._poll)
-        return str((found[0].outputs or {})["answer"])
+        return run.user_answer(question)
 
     def open(
         self, *, session_id: str | None = None, user_id: str | None = None
     ) -> list[UserQuestion]:
         """Return what nobody has answered yet, of a session, of a user, or all, oldest first."""
         # Not by the filter's session: that is its line, where a retry in flight does not stand yet.
-        asked = [
-            step
-            for step in self._memory.iter_steps({"scope": USER_QUESTIONS, "user_id": user_id})
-            if step.status == "partial"
-            and session_id in (None, step.session_id)
-            and source_of(step.metadata) is None
-        ]
-        ids = {uuid5(_ANSWERS, id_text(step.id)): step for step in asked}
-        answered_ids = {step.id for step in self._memory.get_steps([*ids])}
-        return [_shown(step) for key, step in ids.items() if key not in answered_ids]
+        found = _unanswered(self._memory, {"user_id": user_id})
+        return [_shown(step) for step in found if session_id in (None, step.session_id)]
 
     def answer(self, question_id: str, text: str, *, user_id: str | None = None) -> None:
-        """Answer a question, once; the run that waits for it goes on, wherever it is.
+        """Answer a question, once; whoever resumes its run goes on with that.
 
         Args:
             question_id: Its id.
@@ -230,31 +344,11 @@ class UserQuestions:
         asked = [s for s in self._memory.get_steps([question_id]) if s.scope == USER_QUESTIONS]
         if not asked or user_id not in (None, asked[0].user_id):
             raise UnknownStepError(question_id)
-        said = {"id": uuid5(_ANSWERS, question_id), "outputs": {"answer": text}, "status": "ok"}
+        said = {"id": user_answer_id(asked[0]), "outputs": {"answer": text}, "status": "ok"}
         try:
             self._memory.add(asked[0].model_copy(update=said))
         except DuplicateStepError as error:
             raise SequenceConflictError(f"question {question_id} has an answer.") from error
-
-
-def _question(run: ActiveRun, question: str) -> AgentStep:
-    """Return the step of a question: the same one when its turn is taken up and it is asked again.
-
-    After a retry the turn stands in another branch, and the user is asked again.
-    """
-    try:
-        turn = last_turn(run.line)[0].id
-    except MessageError:
-        turn = run.info.run_id
-    return AgentStep(
-        id=uuid5(_QUESTIONS, f"{run.line.branch_id}\n{turn}\n{question}"),
-        step_type=AgentStepType.Action,
-        inputs={"purpose": question, "tool": "ask_user"},
-        session_id=run.info.session_id,
-        user_id=run.info.user_id,
-        scope=USER_QUESTIONS,
-        status="partial",
-    )
 
 
 def _shown(step: AgentStep) -> UserQuestion:

@@ -23,13 +23,19 @@ from hybridagi_steps.errors import (
     LimitReachedError,
     UnknownSessionError,
 )
-from hybridagi_steps.records.event import StepEvent, StepEventType
+from hybridagi_steps.recording.scopes import RUN
+from hybridagi_steps.records.event import StepEvent
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunResult
-from hybridagi_steps.running.active_run import RUN, ActiveRun, register_of
+from hybridagi_steps.running.active_run import ActiveRun, register_of
 from hybridagi_steps.running.execution import execute
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
-from hybridagi_steps.running.pending_calls import PendingCall, pending_calls, taken_up
+from hybridagi_steps.running.pending_calls import (
+    PendingCall,
+    ask_inside,
+    pending_calls,
+    resume_with_answers,
+)
 from hybridagi_steps.running.program_adapter import Agent
 from hybridagi_steps.running.starting import (
     Start,
@@ -46,12 +52,10 @@ from hybridagi_steps.running.starting import (
     with_message,
 )
 from hybridagi_steps.running.stopping import Stop, finished
-from hybridagi_steps.running.stored_consents import check_answer
 from hybridagi_steps.running.streaming import FINAL_EVENTS, HomeLoop
 from hybridagi_steps.running.tool_calls import watch_tools
 from hybridagi_steps.sessions.repository import SessionRepository
 
-_CONSENT = (StepEventType.TOOL_AUTH_REQUIRED, StepEventType.TOOL_AUTH_DENIED)
 Events = AsyncGenerator[StepEvent, None]
 Message = str | list[dict[str, Any]]
 """What a user says: a text, or a provider's content parts."""
@@ -140,8 +144,9 @@ class StepRunner:
     ) -> Events:
         """Say something in a session and stream what the program does.
 
-        The first event is RUN_STARTED, the last RUN_COMPLETED, RUN_FAILED or RUN_CANCELLED; what
-        goes wrong in between becomes events. A reader that closes the stream cancels the run.
+        The first event is RUN_STARTED, the last RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED or
+        RUN_PAUSED; what goes wrong in between becomes events. A reader that closes the stream
+        cancels the run.
 
         Args:
             session: The session, a new one if it does not exist.
@@ -171,7 +176,7 @@ class StepRunner:
         inputs: Mapping[str, Any] | None = None,
         raise_on_failure: bool = True,
     ) -> RunResult:
-        """Say something in a session and wait for the end; see `run_stream`.
+        """Say something in a session and wait for the end, or a pause; see `run_stream`.
 
         Raises:
             RunFailedError: The run failed, or was cancelled; its `result` is what there is of it.
@@ -205,21 +210,15 @@ class StepRunner:
 
         The run is a child of the one whose program calls the tool: its messages name that run, its
         cost counts there too, and `max_depth` holds. When a tool of it needs consent, the outer
-        stream says so, with `nested_run_id`. Async programs call it; a sync one needs
-        `allow_tool_async_sync_conversion` of DSPy's settings.
+        stream says so, with `nested_run_id`; when it pauses, so does the outer run. Async programs
+        call it; a sync one needs `allow_tool_async_sync_conversion` of DSPy's settings.
         """
 
         async def ask(message: str) -> str:
             parent: ActiveRun | None = dspy.settings.get(RUN)
-            user_id = None if parent is None else parent.info.user_id
-
-            def pass_on(event: StepEvent) -> None:
-                if parent is not None and event.type in _CONSENT:
-                    data = {"nested_run_id": event.run_id, **(event.data or {})}
-                    parent.events.emit(event.type, data)
-
-            events = self.run_stream(AgentSession(user_id=user_id), message)
-            return (await RunResult.of(events, pass_on)).checked().text
+            if parent is not None:
+                return await ask_inside(self, parent, message)
+            return (await RunResult.of(self.run_stream(AgentSession(), message))).checked().text
 
         return dspy.Tool(ask, name=name, desc=description)
 
@@ -240,9 +239,9 @@ class StepRunner:
         return self._stream(start)
 
     async def pending(self, session: str | AgentSession) -> list[PendingCall]:
-        """Return the tool calls of a session's last turn that have no result, in order.
+        """Return what a session's last turn waits for: calls that have no result, and questions.
 
-        Of a run in flight, and of one whose process has died: then `resume` takes the answers.
+        Of a run that has paused, or whose process has died, `resume` takes the answers.
         """
         named = await own_session(self.memory, session)
         return await in_thread(partial(pending_calls, self.memory, named.session_id))
@@ -252,23 +251,23 @@ class StepRunner:
         session: str | AgentSession,
         *,
         inputs: Mapping[str, Any] | None = None,
-        consents: Mapping[str, bool] | None = None,
-        results: Mapping[str, str] | None = None,
+        answers: Mapping[str, bool | str] | None = None,
     ) -> Events:
-        """Take up a turn that was cut off, as after a crash; no events when none was.
+        """Take up a turn that has paused, or was cut off by a crash; no events when none was.
 
         Calls without a result are closed first: a tool declared `idempotent` runs again, any other
         is answered with a synthetic result that says it was interrupted. One that waited for
         consent has not begun: it runs if it is allowed now, and once. Then the program is asked
-        the turn's question again, with `inputs`, and shown what was done since.
+        the turn's question again, with `inputs`, and shown what was done since; a module that
+        calls tools by itself gets what the same calls gave before.
 
         Args:
             session: The session.
             inputs: Further inputs of a DSPy program.
-            consents: Whether calls may run that wait for consent, by their ids; the others are
-                asked about again.
-            results: What calls gave, by their ids: a person's answer, or what was found out of a
-                tool that was in flight. Those tools are not run.
+            answers: By the ids of calls and questions: True or False where consent is waited for,
+                a text for the user's answer. A text to a call says what it gave, such as what was
+                found out of a tool that was in flight, and that tool is not run. The others are
+                asked about again; without an answer the run pauses again.
 
         Raises:
             UnknownSessionError: No such session.
@@ -285,7 +284,7 @@ class StepRunner:
                 return None
             start = end_of_session(named, last, inputs or {}, resumes=last.run_id)
             pending = await in_thread(partial(pending_calls, self.memory, named.session_id))
-            return taken_up(start, self._agent, pending, consents or {}, results or {})
+            return resume_with_answers(start, self._agent, pending, answers or {})
 
         return self._stream(start)
 
@@ -347,12 +346,6 @@ class StepRunner:
         """
         run = self._register.find(run_id)
         return run is not None and run.stop(Stop("cancelled", "the run was cancelled."))
-
-    async def answer_consent(self, run_id: str, call_id: str, allowed: bool) -> bool:
-        """Answer a TOOL_AUTH_REQUIRED event, True or False; return whether it still stood."""
-        check_answer(allowed)
-        run = self._register.find(run_id)
-        return run is not None and run.consents.answer(call_id, allowed)
 
     def active_runs(self) -> dict[str, str]:
         """Return the sessions of the runs in flight on this memory, by run id."""

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from hybridagi_steps.errors import (
     DuplicateStepError,
+    MessageError,
     SequenceConflictError,
     StorageBusyError,
     StorageError,
@@ -28,6 +29,7 @@ from hybridagi_steps.sessions.lines import History, history_of, look_at, only_us
 
 _log = logging.getLogger("hybridagi_steps")
 LOST = (SequenceConflictError, UnknownSessionError)
+_PAGE = 256
 _MOST_KEPT = 50
 """AgentSteps that wait for a message; a long program without tools stores them in between."""
 
@@ -106,6 +108,17 @@ class SessionWriter:
             return []
         store = self.repository.store
         return store.messages(self.session_id, start, end, branch_id=self._end.branch_id)
+
+    def last_turn(self) -> list[Step]:
+        """Return the newest message of a user and all that follows it."""
+        turn: list[Step] = []
+        for last in range(self.last, 0, -_PAGE):
+            page = self.messages(max(1, last - _PAGE + 1), last)
+            turn = page + turn
+            for place in reversed(range(len(page))):
+                if turn[place].is_user_step():
+                    return turn[place:]
+        raise MessageError(f"session {self.session_id!r} has no message of a user to answer.")
 
     def history(self, last: int, most: int) -> History | None:
         """Return the newest messages of this line up to `last`; None when there are none."""

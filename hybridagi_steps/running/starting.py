@@ -33,7 +33,7 @@ from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.message import SUMMARY_OF, Step
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.running.active_run import ActiveRun, register_of
-from hybridagi_steps.running.answering import Messages, Prompt, tool_turn
+from hybridagi_steps.running.answering import Messages, Prompt
 from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.program_adapter import Agent
@@ -139,13 +139,14 @@ async def new_attempt(
 
 
 def _standing(inputs: Mapping[str, Any], run: ActiveRun) -> Prompt:
-    asked, *since = last_turn(run.line)
+    asked, *since = run.line.last_turn()
     before = run.line.history(asked.sequence - 1, run.config.max_history)
     return Prompt(
         asked.content,
         _history(run, before),
         [step.to_message_dict() for step in since],
         dict(inputs),
+        since,
         open_calls(since),
     )
 
@@ -158,22 +159,10 @@ def open_calls(turn: Sequence[Step]) -> list[ToolTurn]:
     asking = turn[place]
     answered = {step.tool_call_id for step in turn[place:] if step.is_tool_step()}
     ids: list[Any] = (asking.metadata or {}).get("agent_step_ids") or []
-    calls = [tool_turn(copy.deepcopy(call)) for call in asking.tool_calls or []]
+    calls = [ToolTurn.of(copy.deepcopy(call)) for call in asking.tool_calls or []]
     for call, step_id in zip(calls, ids, strict=False):
         call.step_id = UUID(str(step_id))
     return [call for call in calls if call.call_id not in answered]
-
-
-def last_turn(line: SessionWriter) -> list[Step]:
-    """Return the newest message of a user and all that follows it."""
-    turn: list[Step] = []
-    for last in range(line.last, 0, -_PAGE):
-        page = line.messages(max(1, last - _PAGE + 1), last)
-        turn = page + turn
-        for place in reversed(range(len(page))):
-            if turn[place].is_user_step():
-                return turn[place:]
-    raise MessageError(f"session {line.session_id!r} has no message of a user to answer.")
 
 
 def _history(run: ActiveRun, before: History | None) -> Callable[[], Messages]:

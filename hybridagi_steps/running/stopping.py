@@ -22,7 +22,15 @@ from hybridagi_steps._concurrency import cached_property
 from hybridagi_steps.errors import StepsError
 
 Reason = Literal[
-    "cancelled", "timeout", "max_steps", "max_tokens", "max_cost", "vetoed", "storage", "error"
+    "cancelled",
+    "paused",
+    "timeout",
+    "max_steps",
+    "max_tokens",
+    "max_cost",
+    "vetoed",
+    "storage",
+    "error",
 ]
 T = TypeVar("T")
 _runs: dict[int, str] = {}
@@ -43,9 +51,76 @@ class Stop:
     """What went wrong, when something did."""
 
     @property
+    def is_pause(self) -> bool:
+        """Whether the run waits for an answer."""
+        return self.reason == "paused"
+
+    @property
     def is_limit(self) -> bool:
         """Whether steps, time, tokens or money ran out."""
         return self.reason in ("timeout", "max_steps", "max_tokens", "max_cost")
+
+
+class StopSwitch:
+    """Stops a run: at once, or, when it pauses, as soon as no call is in flight."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop: Stop | None = None
+        """Why it was turned."""
+        self.requested: asyncio.Future[None] = loop.create_future()
+        """Done when the program is to be stopped."""
+        self._loop, self._lock, self._calls = loop, threading.Lock(), 0
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether the run waits for an answer and begins no new call."""
+        return self.stop is not None and self.stop.is_pause
+
+    def turn(self, stop: Stop) -> bool:
+        """Stop the run, from any thread; return whether it was this that stopped it.
+
+        A run that pauses may be stopped for another reason while its calls in flight end.
+        """
+        with self._lock:
+            if self.requested.done() or (self.stop and (not self.is_pausing or stop.is_pause)):
+                return False
+            self.stop = stop
+            waits = stop.is_pause and self._calls > 0
+        if not waits:
+            self._request()
+        return True
+
+    def call_begins(self) -> None:
+        """Count a call that a pause waits for; none begins once all others have ended."""
+        with self._lock:
+            if self.stop is not None and self.is_pausing and self._calls == 0:
+                raise RunStopped(self.stop)
+            self._calls += 1
+
+    def call_ended(self) -> None:
+        """Count it no more; what it gave is stored."""
+        with self._lock:
+            self._calls -= 1
+            is_last = self._calls == 0 and self.is_pausing
+        if is_last:
+            self._request()
+
+    @contextmanager
+    def call_in_flight(self) -> Generator[None]:
+        """Let a pause wait for what is done in the block."""
+        self.call_begins()
+        try:
+            yield
+        finally:
+            self.call_ended()
+
+    def _request(self) -> None:
+        def request() -> None:
+            if not self.requested.done():
+                self.requested.set_result(None)
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(request)
 
 
 class RunStopped(BaseException):

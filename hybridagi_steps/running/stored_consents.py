@@ -13,14 +13,22 @@ retry, nor `revoke`, nor `forget`, nor any number of other rules comes between.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from hybridagi_steps._concurrency import in_thread
-from hybridagi_steps.errors import DuplicateStepError, InvalidSettingError, SequenceConflictError
+from hybridagi_steps.errors import (
+    DuplicateStepError,
+    InvalidSettingError,
+    MessageError,
+    SequenceConflictError,
+)
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
+from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.provenance import SOURCE, source_of
 from hybridagi_steps.records.store_values import (
@@ -29,15 +37,25 @@ from hybridagi_steps.records.store_values import (
     QUESTIONS,
     REVOKED,
     RULES,
+    USER_QUESTIONS,
     answer_ids,
     denial_id,
     tool_id,
 )
 from hybridagi_steps.running.limits import Answer, Consent, ToolRequest
 from hybridagi_steps.running.session_writer import SessionWriter
+from hybridagi_steps.running.stopping import RunStopped, Stop
+from hybridagi_steps.running.streaming import EventStream
+from hybridagi_steps.running.turn import ToolTurn
 from hybridagi_steps.stores.hygiene import PINNED
 
 _ALLOW, _DENY = "allow", "deny"
+NESTED = "nested_session_id"
+"""Metadata key: the session of the agent inside a call whose question it is."""
+TURN = "turn"
+"""Metadata key: the user's message whose turn a question to the user belongs to."""
+_ASKED, _SAID = (UUID(f"6f1c9a52-43f2-4c0b-9d7e-2f6a8b1c3d{n}") for n in ("0e", "0f"))
+"""What ids of questions to users, and of their answers, follow from."""
 _MOST = 1_000
 
 
@@ -61,7 +79,7 @@ class ConsentRules:
 
     Args:
         memory: Where the rules are kept, and erased with their session or user.
-        otherwise: Asked where no rule says anything; by default `runner.answer_consent` decides.
+        otherwise: Asked where no rule says anything; by default the run pauses.
 
     Example:
         `rules.add("search", user_id="ann")`; `StepRunnerConfig(consent=hs.ConsentRules(memory))`
@@ -154,12 +172,16 @@ def check_answer(allowed: object) -> None:
         raise InvalidSettingError(f"consent is True or False, not {allowed!r:.80}.")
 
 
-def ask(line: SessionWriter, request: ToolRequest, step_id: UUID) -> AgentStep:
-    """Store that a tool call waits for consent; may block.
+def ask(
+    line: SessionWriter, request: ToolRequest, step_id: UUID, session_id: str | None = None
+) -> AgentStep:
+    """Store that a tool call waits for consent, or for an agent's in `session_id`; may block.
 
     It is found by the AgentStep that will tell the call: providers use ids of calls again.
     """
     question = _question(request, step_id)
+    if session_id is not None:
+        question.metadata = {**(question.metadata or {}), NESTED: session_id}
     line.store([question])
     return question
 
@@ -220,6 +242,105 @@ def answered(question: AgentStep) -> bool | None:
     """Return what was answered to a question; None when nothing was yet."""
     choice = (question.outputs or {}).get("choice")
     return None if choice is None else choice == _ALLOW
+
+
+class RunInside(NamedTuple):
+    """A run inside a tool call, which has paused."""
+
+    session_id: str
+    waiting: Sequence[dict[str, Any]]
+    """What it waits for."""
+
+
+class OpenQuestions:
+    """What a run waits for a person to say: each stored, then the run pauses.
+
+    Args:
+        line: Where questions are stored.
+        run_id: The run.
+        user_id: Whom it acts for.
+        events: Takes the events that ask the user.
+        stop: Pauses the run.
+    """
+
+    def __init__(
+        self,
+        line: SessionWriter,
+        run_id: str,
+        user_id: str | None,
+        events: EventStream,
+        stop: Callable[[Stop], object],
+    ) -> None:
+        self._line, self._run_id, self._user_id = line, run_id, user_id
+        self._events, self._stop = events, stop
+        self.waiting: dict[UUID | str, list[dict[str, Any]]] = {}
+        """What is waited for, by the ids of the steps that will tell of it."""
+
+    def ask_consent(
+        self, request: ToolRequest, step_id: UUID, inside: RunInside | None, *, is_stored: bool
+    ) -> RunStopped:
+        """Store that a call waits, and pause; return what ends the program; may block."""
+        if not is_stored:
+            ask(self._line, request, step_id, None if inside is None else inside.session_id)
+        own = {"call_id": request.call_id, "tool": request.tool, "arguments": request.arguments}
+        waits = [{**own, "waits_for": "consent"}] if inside is None else inside.waiting
+        return self._paused(step_id, waits)
+
+    def ask_user(self, question: str, call: ToolTurn | None) -> str:
+        """Return what the user has said; else store the question, of a call or none, and pause."""
+        asked, answer = _user_question(self._line, self._run_id, self._user_id, question, call)
+        if answer is not None:
+            return answer
+        with suppress(DuplicateStepError):  # it was asked before this process took the turn up
+            self._line.store([asked])
+        name = id_text(asked.id)
+        data = {"question_id": name, "question": question}
+        self._events.emit(StepEventType.INPUT_REQUIRED, data)
+        about = {"call_id": name if call is None else call.call_id, "tool": "ask_user"}
+        about |= {"arguments": {"question": question}, "waits_for": "answer"}
+        raise self._paused(asked.id if call is None else call.step_id, [about])
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return all that is waited for, in the order it was asked."""
+        return [each for waits in self.waiting.values() for each in waits]
+
+    def _paused(self, step_id: UUID | str, waits: Sequence[dict[str, Any]]) -> RunStopped:
+        self.waiting[step_id] = list(waits)
+        stop = Stop("paused", "the run waits for an answer.")
+        self._stop(stop)
+        return RunStopped(stop)
+
+
+def _user_question(
+    line: SessionWriter, run_id: str, user_id: str | None, question: str, call: ToolTurn | None
+) -> tuple[AgentStep, str | None]:
+    """Return the step of a question to the user, and what was answered; may block.
+
+    It is the same step when its turn is taken up and it is asked again. After a retry the turn
+    stands in another branch, and the user is asked again.
+    """
+    try:
+        turn = line.last_turn()[0].id
+    except MessageError:
+        turn = run_id
+    step = AgentStep(
+        id=uuid5(_ASKED, f"{line.branch_id}\n{turn}\n{question}"),
+        step_type=AgentStepType.Action,
+        inputs={"purpose": question, "tool": "ask_user"},
+        session_id=line.session_id,
+        user_id=user_id,
+        scope=USER_QUESTIONS,
+        status="partial",
+    )
+    about = {} if call is None else {"call_id": call.call_id, CALL_STEP: str(call.step_id)}
+    step.metadata = {TURN: turn, **about}
+    answers = line.memory.get_steps([user_answer_id(step)])
+    return step, str((answers[0].outputs or {})["answer"]) if answers else None
+
+
+def user_answer_id(question: AgentStep) -> UUID:
+    """Return the id of the answer to a question to the user."""
+    return uuid5(_SAID, id_text(question.id))
 
 
 def _question(request: ToolRequest, step_id: UUID) -> AgentStep:

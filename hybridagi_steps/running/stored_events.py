@@ -1,4 +1,4 @@
-"""A run's events from what is stored: for a reader that comes after the run, or after a restart.
+"""How a run ended, and its events from what is stored, for who reads it after its end.
 
 Pieces are gone; each message is there as STEP_COMPLETED, and the final event says how the run
 ended, as its outermost ProgramEnd recorded it. A run without one was cut off.
@@ -17,10 +17,12 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
 
 _PAGE = 200
+_SHOWN = 200
 _FINAL = {
     "completed": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
     "cancelled": StepEventType.RUN_CANCELLED,
+    "paused": StepEventType.RUN_PAUSED,
 }
 
 
@@ -107,8 +109,7 @@ def _final(
         "branch_id": branch_id,
         "last_sequence": messages[-1].sequence if messages else 0,
     }
-    if "error" in how:
-        data["error"] = how["error"]
+    data |= {name: how[name] for name in ("error", "waiting") if name in how}
     return StepEvent(type=_FINAL[how["status"]], run_id=run_id, data=data)
 
 

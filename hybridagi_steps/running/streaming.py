@@ -34,6 +34,7 @@ FINAL_EVENTS = (
     StepEventType.RUN_COMPLETED,
     StepEventType.RUN_FAILED,
     StepEventType.RUN_CANCELLED,
+    StepEventType.RUN_PAUSED,
 )
 HELD_BACK = 128
 """Characters that wait when text is redacted: the longest secret that never shows in part."""

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -27,13 +27,16 @@ import dspy
 from hybridagi_steps._concurrency import ForkSafeLock, in_thread
 from hybridagi_steps.errors import ToolInputError
 from hybridagi_steps.recording.react_loop import closing_tool
+from hybridagi_steps.recording.scopes import RUN
 from hybridagi_steps.recording.step_shapes import error_fields
 from hybridagi_steps.recording.step_writer import announcing
-from hybridagi_steps.running.active_run import RUN, ActiveRun
+from hybridagi_steps.running.active_run import INSIDE, ActiveRun
 from hybridagi_steps.running.hooks import DENIED
+from hybridagi_steps.running.limits import ToolRequest
 from hybridagi_steps.running.program_adapter import text_of
 from hybridagi_steps.running.stopping import (
     ProgramExitError,
+    RunStopped,
     no_exit,
     own_cancellation,
     own_cancellation_in_thread,
@@ -52,8 +55,7 @@ from hybridagi_steps.running.turn import ToolTurn
 
 BROKEN_ARGUMENTS = "partial_json"
 """Under which name DSPy's own client gives arguments of a call that are no JSON."""
-_inside: ContextVar[ActiveRun | None] = ContextVar("hybridagi_steps_tool", default=None)
-"""The run whose tool is running: tools that it calls in turn get no messages."""
+_INSIDE_A_TOOL = "called inside another tool, which cannot wait for an answer"
 _plain_call: Callable[..., Any] = dspy.Tool.__call__
 _plain_acall: Callable[..., Any] = dspy.Tool.acall
 _watching = False
@@ -98,25 +100,50 @@ def check_json(tool: dspy.Tool, arguments: Mapping[str, Any]) -> None:
 
 async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any:
     """Run a tool of a run from async code."""
-    run.check()
+    await run.check_at_rest()
+    name = str(tool.name)
     if _closes_agent(tool):
         return await _plain_acall(tool, **arguments)
-    shown = _inside.get() is not run
-    call = ToolTurn(str(tool.name), arguments)
-    if shown:
-        call = await in_thread(partial(run.begin_tool, str(tool.name), arguments))
-    request = run.request(call, arguments)
-    await run.hooks.tell("on_tool_start", request)
-    allowed = await run.consents.allowed(request, call.step_id)
-    run.check()
+    if (earlier := run.stored_result(name, arguments)) is not None:
+        return earlier.value
+    try:
+        with run.switch.call_in_flight():
+            shown, call = _is_shown(run), ToolTurn(name, arguments)
+            if shown:
+                call = await in_thread(partial(run.begin_tool, name, arguments))
+            request = run.request(call, arguments)
+            await run.hooks.tell("on_tool_start", request)
+            allowed = await run.consents.allowed(request, call.step_id)
+            if allowed is None and shown:
+                raise await in_thread(partial(run.wait_for_consent, call, arguments))
+            if allowed is None:
+                allowed = run.consents.deny(request, _INSIDE_A_TOOL)
+            if not run.switch.is_pausing:
+                run.check()
+            return await _arun(run, tool, call, request, allowed=allowed, shown=shown)
+    except RunStopped:
+        await run.check_at_rest()
+        raise
+
+
+async def _arun(
+    run: ActiveRun,
+    tool: dspy.Tool,
+    call: ToolTurn,
+    request: ToolRequest,
+    *,
+    allowed: bool,
+    shown: bool,
+) -> Any:
+    """Run a tool that may run, or say that it may not, and store what came of it."""
     known = None
     if allowed and is_cacheable(tool):
         known = await in_thread(partial(_known, run, tool, call))
     copy = _copy(run, tool, _timed_async, call, known, allowed=allowed)
     began = time.perf_counter()
     try:
-        with _entered(run), announcing(call.step_id):
-            result = await _plain_acall(copy, **arguments)
+        with _entered(run, call if shown else None), announcing(call.step_id):
+            result = await _plain_acall(copy, **request.arguments)
     except (Exception, ProgramExitError) as error:
         await run.hooks.tell("on_tool_end", request, error)
         if shown:
@@ -131,23 +158,47 @@ async def acall_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any])
 def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any:
     """Run a tool of a run from its program's thread."""
     run.check()
+    name = str(tool.name)
     if _closes_agent(tool):
         return _plain_call(tool, **arguments)
-    shown = _inside.get() is not run
-    call = (
-        run.begin_tool(str(tool.name), arguments) if shown else ToolTurn(str(tool.name), arguments)
-    )
-    request = run.request(call, arguments)
-    run.tell_now("on_tool_start", request)
-    with run.threads.in_tool():
-        allowed = run.consents.allowed_from_thread(request, call.step_id)
-    run.check()
+    if (earlier := run.stored_result(name, arguments)) is not None:
+        return earlier.value
+    with run.switch.call_in_flight():
+        shown = _is_shown(run)
+        call = run.begin_tool(name, arguments) if shown else ToolTurn(name, arguments)
+        request = run.request(call, arguments)
+        run.tell_now("on_tool_start", request)
+        with run.threads.in_tool():
+            allowed = run.consents.allowed_from_thread(request, call.step_id)
+        if allowed is None and shown:
+            raise run.wait_for_consent(call, arguments)
+        if allowed is None:
+            allowed = run.consents.deny(request, _INSIDE_A_TOOL)
+        if not run.switch.is_pausing:
+            run.check()
+        return _run(run, tool, call, request, allowed=allowed, shown=shown)
+
+
+def _run(
+    run: ActiveRun,
+    tool: dspy.Tool,
+    call: ToolTurn,
+    request: ToolRequest,
+    *,
+    allowed: bool,
+    shown: bool,
+) -> Any:
+    """Do as `_arun` does, in a thread."""
     known = _known(run, tool, call) if allowed and is_cacheable(tool) else None
     copy = _copy(run, tool, _timed, call, known, allowed=allowed)
     began = time.perf_counter()
     try:
-        with _entered(run), announcing(call.step_id), run.threads.in_tool():
-            result = _plain_call(copy, **arguments)
+        with (
+            _entered(run, call if shown else None),
+            announcing(call.step_id),
+            run.threads.in_tool(),
+        ):
+            result = _plain_call(copy, **request.arguments)
     except (Exception, ProgramExitError) as error:
         run.tell_now("on_tool_end", request, error)
         if shown:
@@ -157,6 +208,12 @@ def call_tool(run: ActiveRun, tool: dspy.Tool, arguments: dict[str, Any]) -> Any
     if shown:
         _end(run, call, result, began, allowed=allowed)
     return result
+
+
+def _is_shown(run: ActiveRun) -> bool:
+    """Whether a call gets messages: one that a tool makes in turn gets none."""
+    inside = INSIDE.get()
+    return inside is None or inside[0] is not run
 
 
 def _copy(
@@ -292,13 +349,13 @@ def _too_slow(name: str, seconds: float) -> TimeoutError:
 
 
 @contextmanager
-def _entered(run: ActiveRun) -> Generator[None]:
+def _entered(run: ActiveRun, call: ToolTurn | None) -> Generator[None]:
     """Mark what runs in the block as part of a tool of a run."""
-    token = _inside.set(run)
+    token = INSIDE.set((run, call))
     try:
         yield
     finally:
-        _inside.reset(token)
+        INSIDE.reset(token)
 
 
 def _raised(error: ToolInputError, **_: object) -> None:

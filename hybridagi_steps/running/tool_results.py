@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.json_values import is_json
-from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.message import Step, utc_now
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.redaction import redacted
 from hybridagi_steps.validation import is_number
@@ -39,6 +39,43 @@ class EarlierResult(NamedTuple):
 
     value: Any
     step_id: str
+
+
+class StoredResult(NamedTuple):
+    """What a call of a turn gave before the turn was taken up."""
+
+    tool: str
+    arguments: dict[str, Any]
+    value: Any
+
+
+def stored_results(memory: StepMemory, turn: Sequence[Step]) -> list[StoredResult]:
+    """Return what the calls of a turn gave, and of those that were denied that; may block.
+
+    A tool that failed is none of them: it may be called again.
+    """
+    results = {message.agent_step_id: message for message in turn if message.is_tool_step()}
+    steps = memory.get_steps([step_id for step_id in results if step_id is not None])
+    found = {id_text(step.id): step for step in steps}
+    return [
+        StoredResult(step.tool, step.arguments, message.content if is_denied else step.result)
+        for step_id, message in results.items()
+        for is_denied in [bool((message.metadata or {}).get("denied"))]
+        if (step := found.get(str(step_id))) is not None
+        and step.tool is not None
+        and (is_denied or step.status == "ok")
+    ]
+
+
+def take_result(
+    results: list[StoredResult], tool: str, arguments: dict[str, Any]
+) -> StoredResult | None:
+    """Take the first result of a call with these arguments out of the list."""
+    for found in results:
+        if (found.tool, found.arguments) == (tool, arguments):
+            results.remove(found)
+            return found
+    return None
 
 
 def cacheable(max_age_seconds: float) -> Callable[[Any], Any]:

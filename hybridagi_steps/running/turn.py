@@ -10,9 +10,9 @@ An AgentStep waits for no result: a tool that has ended is known to have, whenev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import orjson
@@ -42,6 +42,22 @@ class ToolTurn:
     begun: bool = False
     result: Step | None = None
     """The message to be stored, once there is one."""
+
+    @classmethod
+    def of(cls, call: Mapping[str, Any]) -> ToolTurn:
+        """Return the turn of a call as providers write it."""
+        function: Mapping[str, Any] = call.get("function") or {}
+        arguments: Any = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = orjson.loads(arguments)
+            except orjson.JSONDecodeError:
+                arguments = {"arguments": arguments}
+        own = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
+        turn = cls(str(function.get("name")), own)
+        if isinstance(call.get("id"), str) and call["id"]:
+            turn.call_id = call["id"]
+        return turn
 
     def as_message_part(self) -> dict[str, Any]:
         """Return the call as providers write it."""
@@ -191,10 +207,22 @@ class Turn:
             self._message(MessageRole.ASSISTANT, content=content, metrics=metrics, **fields)
         )
 
+    def open_calls(self) -> list[ToolTurn]:
+        """Return the stored calls that have no result."""
+        with self._lock:
+            return self._open_calls()
+
     def _open_calls(self) -> list[ToolTurn]:
         """Return the calls of open rounds that have no result."""
         calls = [call for each in self._rounds for call in each.calls]
         return [call for call in calls if call.result is None]
+
+    def is_asked_for(self, name: str) -> bool:
+        """Whether a model has asked for a tool that has not begun."""
+        with self._lock:
+            rounds = [each for each in (self._announced, *self._rounds) if each is not None]
+            waiting = (c for each in rounds for c in each.calls if not c.begun and c.result is None)
+            return any(call.name == name for call in waiting)
 
     def _asked_for(self, name: str, arguments: dict[str, Any]) -> ToolTurn | None:
         """Return the call that a model asked for, its round being open from now on."""

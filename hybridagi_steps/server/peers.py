@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import ReadOnlyStorageError, StorageError, UnknownRunError
@@ -115,14 +115,11 @@ class Peers:
             self._news.set()
         return run
 
-    async def ask(self, run_id: str, **asked: Any) -> bool:
-        """Ask the server that has a run, or one inside it, for something; return what came of it.
-
-        What is asked is `cancel=True`, or a `call_id` and whether it is `allowed`.
-        """
+    async def cancel(self, run_id: str) -> bool:
+        """Ask the server that has a run, or one inside it, to stop it; return whether it did."""
         if not await in_thread(partial(self.runs.elsewhere, StepFilter())):
             return False
-        request_id = await in_thread(partial(self.runs.ask, run_id, **asked))
+        request_id = await in_thread(partial(self.runs.ask, run_id, cancel=True))
         answered = self._heard[str(request_id)] = asyncio.Event()
         try:
             late = asyncio.get_running_loop().time() + _ANSWER_SECONDS
@@ -233,8 +230,8 @@ class Peers:
                 await self._tell(reachable=True)
                 if look % _SWEEP_LOOKS == 0:
                     await in_thread(self.runs.sweep)
-                for request_id, run_id, asked in await in_thread(self.runs.requests):
-                    answer = await _answered(runner, run_id, asked)
+                for request_id, run_id, _ in await in_thread(self.runs.requests):
+                    answer = await _cancelled(runner, run_id)
                     if answer is not None:
                         await in_thread(partial(self.runs.reply, request_id, answer))
                 works = True
@@ -275,13 +272,11 @@ async def _set_within(signal: asyncio.Event, seconds: float) -> None:
             await signal.wait()
 
 
-async def _answered(runner: StepRunner | None, run_id: str, asked: dict[str, Any]) -> bool | None:
-    """Answer what another server asks of a run; None when it is not here."""
+async def _cancelled(runner: StepRunner | None, run_id: str) -> bool | None:
+    """Stop a run as another server asks; None when it is not here."""
     if runner is None or register_of(runner.memory).find(run_id) is None:
         return None
-    if "cancel" in asked:
-        return await runner.cancel(run_id)
-    return await runner.answer_consent(run_id, asked["call_id"], asked["allowed"])
+    return await runner.cancel(run_id)
 
 
 def told_events(memory: StepMemory, found: live_runs.LiveRun) -> list[StepEvent]:

@@ -140,15 +140,7 @@ class RunHub:
         """Stop a run, whichever server has it; return whether it was in flight."""
         if self.is_live(run_id):
             return await self.runner.cancel(run_id)
-        return self.peers is not None and await self.peers.ask(run_id, cancel=True)
-
-    async def answer_consent(self, run_id: str, call_id: str, allowed: bool) -> bool:
-        """Answer what a run asks, or one inside it, whichever server has it."""
-        if self._runner is not None and self.active(run_id) is not None:
-            return await self._runner.answer_consent(run_id, call_id, allowed)
-        if self.peers is None:
-            return False
-        return await self.peers.ask(run_id, call_id=call_id, allowed=allowed)
+        return self.peers is not None and await self.peers.cancel(run_id)
 
     async def claim(self, message_id: str) -> bool:
         """Whether it is this server that begins the run of a message with a key."""
@@ -197,7 +189,7 @@ class RunHub:
             return True
         find = partial(self.peers.runs.elsewhere, meant)
         for run_id in await in_thread(find):
-            await self.peers.ask(run_id, cancel=True)
+            await self.peers.cancel(run_id)
         for _ in range(_LAST_LOOKS):
             if not await in_thread(find):
                 return True

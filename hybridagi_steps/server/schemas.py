@@ -318,14 +318,14 @@ class Cancelled(Answer):
     cancelled: bool
 
 
-class ConsentAsked(Asked):
-    """The answer to a TOOL_AUTH_REQUIRED event."""
+class ResumeAsked(Asked):
+    """What is known by now of what a paused run waits for."""
 
-    call_id: str = Field(pattern=r"^[^\x00]*$")  # which no database's JSON can hold
-    allowed: bool
+    answers: dict[str, bool | str] = Field(default_factory=dict[str, bool | str])
+    """By ids of calls and questions: whether a tool may run, or a text for the user's answer."""
 
 
-class Consented(Answer):
+class Answered(Answer):
     """Whether the question still stood."""
 
     answered: bool

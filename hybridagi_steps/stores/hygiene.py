@@ -190,24 +190,6 @@ class Hygiene(Scoring):
                 step.score = None  # it shows its run's, and goes on doing so
         self.update(steps)
 
-    def learned(self, name: str) -> str | None:
-        """Return what was learned from this memory and kept under a name; None: nothing is.
-
-        It lies in the memory's own file and is copied with it.
-        """
-        return self._open_store.learned(name)
-
-    def keep_learned(self, name: str, value: str | None) -> None:
-        """Keep what was learned from this memory: numbers, never texts of steps.
-
-        `clear`, `purge` and `revoke` forget it, since it may come from what they take away.
-
-        Args:
-            name: Whose it is, such as `learned_rank`.
-            value: In the place of what was kept before; None forgets it.
-        """
-        self._open_store.keep_learned(name, value)
-
     def forget(self, where: Where, *, dry_run: bool = False) -> Erased:
         """Delete matching steps, trial runs included, with everything that descends from them.
 

@@ -34,6 +34,7 @@ def test_the_names_of_the_kinds_are_their_values() -> None:
             "RUN_COMPLETED",
             "RUN_FAILED",
             "RUN_CANCELLED",
+            "RUN_PAUSED",
             "ERROR",
             "TOOL_AUTH_REQUIRED",
             "TOOL_AUTH_DENIED",

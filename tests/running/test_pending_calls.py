@@ -105,7 +105,7 @@ async def slow_consent(request: ToolRequest) -> bool:
 
 
 def wait_for_consent(folder: str, session: AgentSession, consent: Any) -> None:
-    """What a process does that is killed while it waits."""
+    """What a process does that pauses, or is killed while somebody is asked."""
     path = Path(folder)
     with StepMemory(path / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
         asyncio.run(runner(memory, path, consent).run(session, "Pay my bill."))
@@ -147,7 +147,7 @@ def test_what_waited_for_consent_runs_once_when_it_is_given(killed: Path, allowe
         with pytest.raises(NotAllowedError):
             await agent.pending(AgentSession("chat", "bob"))
         with dspy.context(lm=model() if allowed else answering_at_once()):
-            await collected(agent.resume("chat", consents={waits.call_id: allowed}))
+            await collected(agent.resume("chat", answers={waits.call_id: allowed}))
         assert await agent.pending("chat") == []
 
     with StepMemory(killed / "steps.db", embedder="hashing") as memory:
@@ -179,7 +179,7 @@ def test_a_result_may_be_told_instead(killed: Path) -> None:
         [waits] = await agent.pending("chat")
         with dspy.context(lm=model()):
             told = {waits.call_id: "payed by cheque"}
-            await collected(agent.resume("chat", results=told))
+            await collected(agent.resume("chat", answers=told))
 
     with StepMemory(killed / "steps.db", embedder="hashing") as memory:
         asyncio.run(taken_up(memory))
@@ -192,9 +192,9 @@ def test_a_result_may_be_told_instead(killed: Path) -> None:
 def test_an_answer_that_nothing_waits_for_is_refused(killed: Path) -> None:
     async def refused(memory: StepMemory) -> None:
         agent = runner(memory, killed)
-        for answers in ({"consents": {"other": True}}, {"results": {"other": "x"}}):
+        for answer in (True, "x"):
             with pytest.raises(InvalidSettingError, match=r"pending\(\) lists"):
-                await collected(agent.resume("chat", **answers))
+                await collected(agent.resume("chat", answers={"other": answer}))
         assert len(await agent.pending("chat")) == 1
 
     with StepMemory(killed / "steps.db", embedder="hashing") as memory:
@@ -203,21 +203,15 @@ def test_an_answer_that_nothing_waits_for_is_refused(killed: Path) -> None:
 
 
 def test_an_answer_of_the_wrong_kind_is_refused(killed: Path) -> None:
-    """A text is true, also "no"."""
+    """A number is no consent, and neither is nothing."""
 
     async def refused(memory: StepMemory) -> None:
         agent = runner(memory, killed)
         [waits] = await agent.pending("chat")
-        wrong: list[dict[str, Any]] = [
-            *({"consents": {waits.call_id: each}} for each in ("no", 1, None)),
-            *({"results": {waits.call_id: each}} for each in (5, None, b"x")),
-        ]
-        for answers in wrong:
+        wrong: list[Any] = [1, 0, None, b"x", 5]
+        for answer in wrong:
             with pytest.raises(InvalidSettingError, match="not "):
-                await collected(agent.resume("chat", **answers))
-        not_a_bool: Any = "no"
-        with pytest.raises(InvalidSettingError, match="True or False"):
-            await agent.answer_consent("any", waits.call_id, not_a_bool)
+                await collected(agent.resume("chat", answers={waits.call_id: answer}))
         assert await agent.pending("chat") == [waits]
 
     with StepMemory(killed / "steps.db", embedder="hashing") as memory:
@@ -296,8 +290,8 @@ def resume_until_the_kill(folder: str, mode: str) -> None:
         if mode == "rule":
             ConsentRules(memory).add("pay", user_id="ann")
         [waits] = asyncio.run(agent.pending("chat"))
-        consents = {waits.call_id: True} if mode == "answer" else {}
-        asyncio.run(collected(agent.resume("chat", consents=consents)))
+        answers = {waits.call_id: True} if mode == "answer" else {}
+        asyncio.run(collected(agent.resume("chat", answers=answers)))
 
 
 @pytest.mark.parametrize("mode", ["answer", "rule"])
@@ -333,7 +327,7 @@ def test_of_two_that_take_up_a_turn_one_runs_the_tool(killed: Path) -> None:
             agent = runner(memory, killed)
             agent.hooks = (Together(),)
             [waits] = await agent.pending("chat")
-            events = await collected(agent.resume("chat", consents={waits.call_id: True}))
+            events = await collected(agent.resume("chat", answers={waits.call_id: True}))
             return f"{events[-1].type.value} {events[-1].data}"
 
         with dspy.context(lm=model()):
@@ -362,12 +356,12 @@ def test_what_somebody_has_told_meanwhile_is_not_run(killed: Path) -> None:
         class Told:
             async def on_tool_start(self, _: Any, request: ToolRequest) -> None:
                 told = {waits.call_id: "payed by cheque"}
-                await collected(runner(telling, killed).resume("chat", results=told))
+                await collected(runner(telling, killed).resume("chat", answers=told))
 
         agent = runner(allowing, killed)
         agent.hooks = (Told(),)
         with dspy.context(lm=model()):
-            events = await collected(agent.resume("chat", consents={waits.call_id: True}))
+            events = await collected(agent.resume("chat", answers={waits.call_id: True}))
         return [str(events[-1].data), *ran(killed)]
 
     with (
@@ -398,7 +392,7 @@ def test_a_result_may_be_told_again_after_a_kill_between(killed: Path, answered:
         stored_consents.settle(line, request, call, question if answered else None)
         [left] = asyncio.run(agent.pending("chat"))
         assert left.waits_for == "result"
-        asyncio.run(collected(agent.resume("chat", results={waits.call_id: "payed by cheque"})))
+        asyncio.run(collected(agent.resume("chat", answers={waits.call_id: "payed by cheque"})))
         assert "payed by cheque" in [step.content for step in messages(memory, "chat")]
         assert ran(killed) == ["look"]
 
@@ -440,13 +434,10 @@ def test_an_answer_speaks_for_one_call_of_those_with_one_id(memory: StepMemory) 
     till = Till(memory, "search", "pay")
 
     async def answered() -> None:
-        async for event in till.runner.run_stream("chat", "Search, and pay."):
-            if event.type is StepEventType.TOOL_AUTH_REQUIRED:
-                call = event.data or {}
-                while not await till.runner.answer_consent(
-                    event.run_id, call["call_id"], call["tool"] == "search"
-                ):
-                    await asyncio.sleep(0.01)
+        paused = await till.runner.run("chat", "Search, and pay.")
+        said = {call["call_id"]: call["tool"] == "search" for call in paused.waiting}
+        assert len(said) == 2
+        await collected(till.runner.resume("chat", answers=said))
 
     asyncio.run(answered())
     assert till.ran == ["search"]
@@ -461,9 +452,8 @@ ERASING: list[Callable[[StepMemory], object]] = [
 
 
 @pytest.mark.parametrize("erase", ERASING, ids=["session", "user", "all"])
-@pytest.mark.parametrize("slow", [False, True])
 def test_an_answer_after_an_erasure_stores_nothing_and_runs_nothing(
-    tmp_path: Path, erase: Callable[[StepMemory], object], slow: bool
+    tmp_path: Path, erase: Callable[[StepMemory], object]
 ) -> None:
     """What was erased while somebody was asked does not come back with the answer."""
 
@@ -474,7 +464,7 @@ def test_an_answer_after_an_erasure_stores_nothing_and_runs_nothing(
             await answered.wait()
             return True
 
-        agent = runner(memory, tmp_path, consent if slow else None, always=True)
+        agent = runner(memory, tmp_path, consent, always=True)
         async for event in agent.run_stream(AgentSession("chat", "ann"), "Look at my bill."):
             kind = event.type.value
             if event.type is StepEventType.TOOL_AUTH_REQUIRED:
@@ -482,11 +472,28 @@ def test_an_answer_after_an_erasure_stores_nothing_and_runs_nothing(
                     await asyncio.sleep(0.01)
                 erase(memory)
                 answered.set()
-                await agent.answer_consent(event.run_id, (event.data or {})["call_id"], True)
         return str(kind)
 
     with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
         assert asyncio.run(erased()) == "run_failed"
+        assert memory.find({"scope": "*"}).steps == []
+        assert not (tmp_path / "ran.txt").exists()
+
+
+@pytest.mark.parametrize("erase", ERASING, ids=["session", "user", "all"])
+def test_a_paused_run_that_is_erased_leaves_nothing_to_answer(
+    tmp_path: Path, erase: Callable[[StepMemory], object]
+) -> None:
+    async def answered() -> None:
+        agent = runner(memory, tmp_path, always=True)
+        paused = await agent.run(AgentSession("chat", "ann"), "Look at my bill.")
+        erase(memory)
+        said = {paused.waiting[0]["call_id"]: True}
+        with pytest.raises(UnknownSessionError):
+            await collected(agent.resume("chat", answers=said))
+
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
+        asyncio.run(answered())
         assert memory.find({"scope": "*"}).steps == []
         assert not (tmp_path / "ran.txt").exists()
 

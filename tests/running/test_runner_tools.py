@@ -18,6 +18,7 @@ from runner_cases import (
     SyncAgent,
     answering,
     check_stream,
+    collected,
     kinds,
     messages,
     run,
@@ -92,15 +93,10 @@ def test_consent_is_given_from_elsewhere(memory: StepMemory, program: Any, allow
     runner = StepRunner(program, memory, config=StepRunnerConfig(consent=lambda _: None))
 
     async def answered() -> list[Any]:
-        events: list[Any] = []
         with dspy.context(lm=ScriptedLM(SEARCHES)):
-            async for event in runner.run_stream("chat", "?"):
-                events.append(event)
-                if event.type is StepEventType.TOOL_AUTH_REQUIRED:
-                    call_id = (event.data or {})["call_id"]
-                    assert not await runner.answer_consent(event.run_id, "another", allowed)
-                    assert await runner.answer_consent(event.run_id, call_id, allowed)
-        return events
+            paused = await runner.run("chat", "?")
+            said = {paused.waiting[0]["call_id"]: allowed}
+            return await collected(runner.resume("chat", answers=said))
 
     events = asyncio.run(answered())
     assert messages(memory, "chat")[2].content == ("result for x" if allowed else DENIED)
@@ -116,15 +112,12 @@ def test_consent_for_an_agent_inside_an_agent_is_asked_outside(memory: StepMemor
     lm = ScriptedLM([asks, *SEARCHES, thought("done", "finish"), {"reasoning": "", "answer": "P"}])
 
     async def answered() -> list[Any]:
-        events: list[Any] = []
         with dspy.context(lm=lm):
-            async for event in outer.run_stream("chat", "?"):
-                events.append(event)
-                if event.type is StepEventType.TOOL_AUTH_REQUIRED:
-                    asked = event.data or {}
-                    nested, call = asked["nested_run_id"], asked["call_id"]
-                    assert await outer.answer_consent(nested, call, True)
-        return events
+            paused = await collected(outer.run_stream("chat", "?"))
+            [asked] = [e.data or {} for e in paused if e.type is StepEventType.TOOL_AUTH_REQUIRED]
+            assert asked["nested_run_id"] != paused[0].run_id
+            said = {asked["call_id"]: True}
+            return await collected(outer.resume("chat", answers=said))
 
     events = asyncio.run(answered())
     check_stream(memory, events)
@@ -135,7 +128,11 @@ def test_silence_and_errors_are_no_consent(memory: StepMemory) -> None:
     def broken(request: ToolRequest) -> bool:
         raise ValueError("no idea")
 
-    config = StepRunnerConfig(consent=lambda _: None, consent_timeout_seconds=0.05)
+    async def silent(request: ToolRequest) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    config = StepRunnerConfig(consent=silent, consent_timeout_seconds=0.05)
     events = run(StepRunner(PROGRAMS[0], memory, config=config), "a", "?", ScriptedLM(SEARCHES))
     denied = [e.data or {} for e in events if e.type is StepEventType.TOOL_AUTH_DENIED]
     assert denied[0]["why"] == "no answer in time"

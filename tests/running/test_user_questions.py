@@ -9,11 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,33 +55,31 @@ def model() -> ScriptedLM:
 
 def runner(memory: StepMemory, *, in_thread: bool = False) -> StepRunner:
     """An agent that asks its user."""
-    tools = [UserQuestions(memory, poll_seconds=0.02).ask_user]
+    tools = [UserQuestions(memory).ask_user]
     agent: Any = SyncAgent(tools) if in_thread else dspy.ReAct("question -> answer", tools=tools)
     agent.set_lm(model())
     return StepRunner(agent, memory)
 
 
-def waited_for(found: Callable[[], Any]) -> Any:
-    """Wait until something is found."""
-    give_up = time.monotonic() + 120
-    while not (what := found()):
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
-    return what
-
-
-def answer_elsewhere(place: str, answered: list[UserQuestion]) -> None:
-    """Do what another server does."""
+def answer_elsewhere(place: str, text: str = "by train") -> UserQuestion:
+    """Do what another process does."""
     with StepMemory(place, embedder="hashing") as memory:
         questions = UserQuestions(memory)
-        [asked] = waited_for(lambda: questions.open(session_id="trip"))
+        [asked] = questions.open(session_id="trip")
         with pytest.raises(UnknownStepError):
             questions.answer(asked.id, "by plane", user_id="bob")
-        questions.answer(asked.id, "by train", user_id="ann")
+        with pytest.raises(InvalidSettingError, match="a text"):
+            questions.answer(asked.id, None)
+        questions.answer(asked.id, text, user_id="ann")
         with pytest.raises(SequenceConflictError):
             questions.answer(asked.id, "by plane")
         assert questions.open() == []
-        answered.append(asked)
+        return asked
+
+
+async def collect(events: Any) -> list[Any]:
+    """Read a stream."""
+    return [event async for event in events]
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
@@ -96,20 +89,16 @@ def test_a_question_is_answered_by_whoever_has_the_memory(
 ) -> None:
     server = place == "postgres"
     address = request.getfixturevalue("postgres_address") if server else str(tmp_path / "s.db")
-    answered: list[UserQuestion] = []
-    elsewhere = threading.Thread(target=answer_elsewhere, args=(address, answered))
-
-    async def asked(running: StepRunner) -> list[Any]:
-        return [event async for event in running.run_stream(SESSION, "Book my trip")]
-
     with StepMemory(address, embedder="hashing") as memory:
-        elsewhere.start()
-        events = asyncio.run(asked(runner(memory, in_thread=in_thread)))
-        elsewhere.join()
-        assert events[-1].type == StepEventType.RUN_COMPLETED
+        running = runner(memory, in_thread=in_thread)
+        events = asyncio.run(collect(running.run_stream(SESSION, "Book my trip")))
+        assert events[-1].type == StepEventType.RUN_PAUSED
+        asked = answer_elsewhere(address)
         [told] = [e.data for e in events if e.type == StepEventType.INPUT_REQUIRED]
-        assert told == {"question_id": answered[0].id, "question": "How?"}
-        assert (answered[0].text, answered[0].user_id) == ("How?", "ann")
+        assert told == {"question_id": asked.id, "question": "How?"}
+        assert (asked.text, asked.user_id) == ("How?", "ann")
+        events = asyncio.run(collect(running.resume(SESSION)))
+        assert events[-1].type == StepEventType.RUN_COMPLETED
         said = [step.content for step in messages(memory, "trip")]
         assert said[-2:] == ["by train", "by train"]
         # Neither is experience: no search finds them.
@@ -117,88 +106,57 @@ def test_a_question_is_answered_by_whoever_has_the_memory(
 
 
 def wait_for_user(place: str) -> None:
-    """What a process does that is killed while it waits."""
+    """What a process does that is gone while its user thinks."""
     with StepMemory(place, embedder="hashing") as memory:
         asyncio.run(runner(memory).run(SESSION, "Book my trip"))
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_a_question_outlives_its_process(tmp_path: Path, before: bool) -> None:
+def test_a_question_outlives_its_process(tmp_path: Path) -> None:
     place = str(tmp_path / "steps.db")
     child = multiprocessing.get_context("spawn").Process(target=wait_for_user, args=(place,))
     child.start()
+    child.join(120)
+    assert child.exitcode == 0
     with StepMemory(place, embedder="hashing") as memory:
         questions = UserQuestions(memory)
-        [asked] = waited_for(questions.open)
-        os.kill(child.pid or 0, signal.SIGKILL)
-        child.join()
-
-        async def resumed() -> None:
-            taken_up = asyncio.ensure_future(collect(runner(memory).resume(SESSION)))
-            if not before:
-                await asyncio.sleep(0.2)  # it waits again, or will
-                assert questions.open() == [asked]
-                questions.answer(asked.id, "by train")
-            assert (await taken_up)[-1].type == StepEventType.RUN_COMPLETED
-
-        if before:
-            questions.answer(asked.id, "by train")
-        asyncio.run(resumed())
+        [asked] = questions.open()
+        events = asyncio.run(collect(runner(memory).resume(SESSION)))
+        assert events[-1].type == StepEventType.RUN_PAUSED  # nobody has answered
+        assert questions.open() == [asked]
+        answer_elsewhere(place)
+        events = asyncio.run(collect(runner(memory).resume(SESSION)))
+        assert events[-1].type == StepEventType.RUN_COMPLETED
         said = [step.content for step in messages(memory, "trip")]
         assert said[-2:] == ["by train", "by train"]
         assert said.count("Book my trip") == 1
         assert len(list(memory.iter_steps({"scope": "user_question"}))) == 2
         # Who makes the turn again is asked again.
         again = retry_from_sequence("trip", 1, memory.repository(), runner(memory))
-        answers: list[UserQuestion] = []
-        elsewhere = threading.Thread(target=answer_elsewhere, args=(place, answers))
-        elsewhere.start()
-        asyncio.run(collect(again))
-        elsewhere.join()
-        assert answers[0].id != asked.id
+        assert asyncio.run(collect(again))[-1].type == StepEventType.RUN_PAUSED
+        assert answer_elsewhere(place).id != asked.id
+        events = asyncio.run(collect(runner(memory).resume(SESSION)))
+        assert events[-1].type == StepEventType.RUN_COMPLETED
         assert memory.purge({"user_id": "ann"})
         assert list(memory.iter_steps({"scope": "*"})) == []
 
 
-async def collect(events: Any) -> list[Any]:
-    """Read a stream."""
-    return [event async for event in events]
-
-
-def test_a_run_that_is_stopped_waits_no_more(tmp_path: Path) -> None:
-    async def stopped(running: StepRunner, questions: UserQuestions) -> list[Any]:
-        reading = asyncio.ensure_future(collect(running.run_stream(SESSION, "Book my trip")))
-        while not questions.open():
-            await asyncio.sleep(0.02)
-        [run_id] = running.active_runs()
-        assert await running.cancel(run_id)
-        return await reading
-
-    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
-        questions = UserQuestions(memory)
-        events = asyncio.run(stopped(runner(memory), questions))
-        assert events[-1].type == StepEventType.RUN_CANCELLED
-        with pytest.raises(InvalidSettingError, match="a text"):
-            questions.answer(questions.open()[0].id, None)
-        with pytest.raises(InvalidSettingError, match="StepRunner"):
-            questions.ask_user("nobody waits")
+def test_only_a_run_can_wait_for_its_user(memory: StepMemory) -> None:
+    with pytest.raises(InvalidSettingError, match="StepRunner"):
+        UserQuestions(memory).ask_user("nobody waits")
 
 
 def test_a_node_of_a_graph_program_asks_so(tmp_path: Path) -> None:
     place = str(tmp_path / "steps.db")
-    answered: list[UserQuestion] = []
-    elsewhere = threading.Thread(target=answer_elsewhere, args=(place, answered))
     with StepMemory(place, embedder="hashing") as memory:
-        asks = AskUser(UserQuestions(memory, poll_seconds=0.02).ask_user)
+        asks = AskUser(UserQuestions(memory).ask_user)
         node = Action("ask", "AskUser", "Ask", "How?", disable_inference=True)
-        agent = GraphInterpreter(chain(node, say("Well.")), [asks, Speak()])
-        elsewhere.start()
-        result = asyncio.run(StepRunner(agent, memory).run(SESSION, "Book my trip"))
-        elsewhere.join()
-        assert result.status == "completed"
-        [heard] = memory.find({"tools": ["AskUser"]}).steps
+        running = StepRunner(GraphInterpreter(chain(node, say("Well.")), [asks, Speak()]), memory)
+        assert asyncio.run(running.run(SESSION, "Book my trip")).status == "paused"
+        assert answer_elsewhere(place).text == "How?"
+        events = asyncio.run(collect(running.resume(SESSION)))
+        assert events[-1].type == StepEventType.RUN_COMPLETED
+        [heard] = memory.find({"tools": ["AskUser"], "status": "ok"}).steps
         assert heard.result == "by train"
-    assert answered[0].text == "How?"
 
 
 def test_a_question_is_listed_and_answered_over_http(tmp_path: Path) -> None:
@@ -212,13 +170,8 @@ def test_a_question_is_listed_and_answered_over_http(tmp_path: Path) -> None:
             headers = {"Authorization": f"Bearer token-of-the-user-{user}"}
             return served.client.request(method, path, json=body, headers=headers)
 
-        chat = threading.Thread(
-            target=served.chat,
-            args=("trip", "Book"),
-            kwargs={"Authorization": "Bearer token-of-the-user-ann"},
-        )
-        chat.start()
-        [asked] = waited_for(lambda: said("ann", "GET", "/questions").json()["questions"])
+        served.chat("trip", "Book", Authorization="Bearer token-of-the-user-ann")
+        [asked] = said("ann", "GET", "/questions").json()["questions"]
         assert asked["text"] == "How?"
         assert said("bob", "GET", "/questions").json() == {"questions": []}
         path = f"/steps/{asked['id']}/answer"
@@ -226,5 +179,5 @@ def test_a_question_is_listed_and_answered_over_http(tmp_path: Path) -> None:
         assert said("ann", "POST", path, {"text": 5}).status_code == 422
         assert said("ann", "POST", path, {"text": "by train"}).json() == {"answered": True}
         assert said("ann", "POST", path, {"text": "by train"}).status_code == 409
-        chat.join()
+        assert said("ann", "POST", "/sessions/trip/resume").status_code == 200
         assert [step.content for step in messages(memory, "trip")][-1] == "by train"

@@ -101,9 +101,6 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
     ("GET", "/steps/{step_id}/prompt"): [Asked("/steps/{step}/prompt")],
     ("GET", "/runs/{run_id}/events"): [Asked("/runs/{run}/events")],
     ("POST", "/runs/{run_id}/cancel"): [Asked("/runs/{run}/cancel")],
-    ("POST", "/runs/{run_id}/consent"): [
-        Asked("/runs/{run}/consent", {"call_id": "c", "allowed": True})
-    ],
     ("POST", "/runs/{run_id}/score"): [Asked("/runs/{run}/score", {"value": 0.5})],
     ("POST", "/steps/{step_id}/score"): [Asked("/steps/{step}/score", {"value": 0.5})],
     ("GET", "/questions"): [Asked("/questions", refused=False)],

@@ -250,12 +250,9 @@ class TestRuns:
         assert whole["live"] is False
         assert "vector" not in whole["steps"][1]
 
-    def test_one_that_is_over_cannot_be_stopped_or_asked(self, still: Served) -> None:
+    def test_one_that_is_over_cannot_be_stopped(self, still: Served) -> None:
         stopped = still.client.post("/runs/run-1/cancel")
         assert stopped.json() == {"run_id": "run-1", "cancelled": False}
-        asked = {"call_id": "c", "allowed": True}
-        answered = still.client.post("/runs/run-1/consent", json=asked)
-        assert answered.json() == {"answered": False}
 
 
 class TestBadInput:
@@ -274,7 +271,6 @@ class TestBadInput:
             ("GET", "/runs/none", None),
             ("GET", "/runs/none/events", None),
             ("POST", "/runs/none/cancel", None),
-            ("POST", "/runs/none/consent", {"call_id": "c", "allowed": True}),
             ("GET", "/nothing", None),
             ("GET", "/static/nothing.js", None),
             ("GET", "/static/../app.py", None),
@@ -295,7 +291,7 @@ class TestBadInput:
             ("/sessions/talk/fork", {"sequence": "two"}, "body.sequence"),
             ("/sessions/talk/fork", {"sequence": 1, "at": 2}, "body.at"),
             ("/sessions/talk/fork", [], "body"),
-            ("/runs/run-1/consent", {"call_id": "c"}, "body.allowed"),
+            ("/sessions/talk/resume", {"answers": {"c": 1}}, "body.answers"),
             ("/chat/stream/v2", {"session_id": "s"}, "body.message"),
             ("/chat/stream/v2", {"message": ""}, "body.message"),
             ("/chat/stream/v2", {"message": " \n"}, "body.message"),
@@ -328,7 +324,7 @@ class TestBadInput:
             ("/sessions/talk/fork", '{"sequence": 1, "sequence": 2}', "sequence"),
             ("/sessions/talk/fork", '{"sequence": 1, "\\u0073equence": 1}', "sequence"),
             ("/chat/stream/v2", '{"message": [{"type": "text", "type": "text"}]}', "type"),
-            ("/runs/run-1/consent", '{"call_id": "a", "allowed": true, "allowed": false}', "allow"),
+            ("/sessions/talk/resume", '{"answers": {"call": true, "call": false}}', "call"),
         ],
     )
     def test_a_key_that_comes_twice_is_400(

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra `server`")
 pytest.importorskip("uvicorn", reason="the server needs the extra `server`")
 
-from server_cases import Event, Served, events_of, problem, serving
+from server_cases import Event, Served, problem, serving
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.cli import main
@@ -88,21 +88,11 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def talk(served: Served, *answers: bool) -> list[Event]:
-    """Say something, answer each question in turn; return the events."""
-    left, events = list(answers), list[Event]()
-    body = {"session_id": "talk", "message": "go"}
-    with served.client.stream("POST", "/chat/stream/v2", json=body) as answer:
-        for event in events_of(answer.iter_bytes()):
-            events.append(event)
-            if event.kind == "tool_auth_required":
-                asked = event.data["data"]
-                run_id = asked.get("nested_run_id", event.data["run_id"])
-                said = served.client.post(
-                    f"/runs/{run_id}/consent",
-                    json={"call_id": asked["call_id"], "allowed": left.pop(0)},
-                )
-                assert said.json() == {"answered": True}
-    assert left == []
+    """Say something, answer what is waited for in turn; return the events."""
+    events = served.chat("talk", "go")
+    for answer in answers:
+        [waits] = events[-1].data["data"]["waiting"]
+        events = served.resume("talk", {waits["call_id"]: answer})
     return events
 
 
@@ -119,25 +109,28 @@ def test_a_runner_made_elsewhere_asks(
     assert runner.config.max_steps == (10 if name == "limited" else 30)
 
 
-@pytest.mark.parametrize("value", ["yes", "true", "no", 1, 0, 1.0, None])
+@pytest.mark.parametrize("value", [1, 0, 1.0, None, ["yes"], {"allowed": True}])
 def test_consent_is_true_or_false_and_nothing_like_it(
     memory: StepMemory, programs: Any, value: object
 ) -> None:
     runner = load_runner("paying_programs:plain", memory, ask_consent=True)
-    body, asked = {"session_id": "talk", "message": "go"}, 0
-    with (
-        serving(memory, runner) as served,
-        served.client.stream("POST", "/chat/stream/v2", json=body) as answer,
-    ):
-        for event in events_of(answer.iter_bytes()):
-            if event.kind == "tool_auth_required":
-                asked += 1
-                path = f"/runs/{event.data['run_id']}/consent"
-                question = {"call_id": event.data["data"]["call_id"]}
-                refused = served.client.post(path, json={**question, "allowed": value})
-                assert problem(refused, 422)["errors"][0]["field"] == "body.allowed"
-                served.client.post(path, json={**question, "allowed": False})
-    assert asked == 1
+    with serving(memory, runner) as served:
+        [waits] = served.chat("talk", "go")[-1].data["data"]["waiting"]
+        body = {"answers": {waits["call_id"]: value}}
+        problem(served.client.post("/sessions/talk/resume", json=body), 422)
+        assert programs.paid == []
+        assert served.resume("talk", {waits["call_id"]: False})[-1].kind == "run_completed"
+    assert programs.paid == []
+
+
+def test_a_text_says_what_a_call_gave_and_does_not_run_it(
+    memory: StepMemory, programs: Any
+) -> None:
+    runner = load_runner("paying_programs:plain", memory, ask_consent=True)
+    with serving(memory, runner) as served:
+        [waits] = served.chat("talk", "go")[-1].data["data"]["waiting"]
+        events = served.resume("talk", {waits["call_id"]: "yes"})
+    assert events[-1].kind == "run_completed"
     assert programs.paid == []
 
 

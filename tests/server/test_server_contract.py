@@ -249,7 +249,7 @@ BODIES = (
     "/sessions/talk/fork",
     "/sessions/talk/retry",
     "/chat/stream/v2",
-    "/runs/run-1/consent",
+    "/sessions/talk/resume",
     "/v1/chat/completions",
 )
 LEAVES = st.one_of(

@@ -130,7 +130,6 @@ class TestWhoIsOneTooMany:
             ("GET", "/runs/run-1", None),
             ("GET", "/runs/run-1/events", None),
             ("POST", "/runs/run-1/cancel", None),
-            ("POST", "/runs/run-1/consent", {"call_id": "c", "allowed": True}),
         ],
     )
     def test_is_refused_by_every_route_that_asks_the_memory(

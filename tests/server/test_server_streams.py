@@ -28,6 +28,7 @@ from server_cases import FINAL, TOKEN, Event, Served, Told, echo, events_of, pro
 from hybridagi_steps import RunHook, Step, StepEvent, StepEventType, StepMemory, StepRunner
 from hybridagi_steps.running.limits import StepRunnerConfig
 from hybridagi_steps.running.stopping import RunVetoed
+from hybridagi_steps.running.stored_events import stored_events
 from hybridagi_steps.server.routes.chat import message_id_of
 from hybridagi_steps.server.sse import LiveRun
 from hybridagi_steps.testing import ScriptedLM
@@ -456,17 +457,15 @@ class TestConsent:
         agent.set_lm(ScriptedLM(thoughts))
         config = StepRunnerConfig(consent=lambda _: None)
         with serving(memory, StepRunner(agent, memory, config=config)) as served:
-            reading = chat(served, "talk", "where?")
-            asks = "tool_auth_required"
-            until(lambda: asks in kinds(reading.events))
-            (asked,) = [event.data["data"] for event in reading.events if event.kind == asks]
-            assert called == []
-            body = {"call_id": asked["call_id"], "allowed": True}
-            said = served.client.post(f"/runs/{reading.run_id}/consent", json=body)
-            assert said.json() == {"answered": True}
-            events = reading.ended()
+            paused = served.chat("talk", "where?")
+            assert (paused[-1].kind, called) == ("run_paused", [])
+            [waits] = paused[-1].data["data"]["waiting"]
+            run_id = paused[0].data["run_id"]
+            events = served.resume("talk", {waits["call_id"]: True})
         assert called == ["x"]
         assert events[-1].kind == "run_completed"
+        final = stored_events(memory, run_id)[-1]  # what who comes later is told
+        assert (final.type.value, (final.data or {})["waiting"]) == ("run_paused", [waits])
 
 
 class TestLimits:

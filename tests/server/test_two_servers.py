@@ -428,7 +428,7 @@ def test_an_id_that_postgresql_cannot_hold_is_answered_as_by_a_file(
         ("POST", "/sessions/a%00/retry", {"sequence": 1}),
         ("GET", "/runs/a%00/events", None),
         ("POST", "/runs/a%00/cancel", None),
-        ("POST", "/runs/a/consent", {"call_id": "x\0", "allowed": True}),
+        ("POST", "/sessions/a/resume", {"answers": {"x\0": True}}),
         ("POST", "/chat/stream/v2", chat),
         ("POST", "/v1/chat/completions", {"model": "echo", **completion}),
         ("POST", "/purge", {"where": {"session_id": "a\0"}}),

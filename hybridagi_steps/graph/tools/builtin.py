@@ -26,6 +26,7 @@ from hybridagi_steps.graph.tools.base import (
     settled,
 )
 from hybridagi_steps.programs.retriever import SearchableMemory, StepRetriever, Where
+from hybridagi_steps.recording.scopes import RUN
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
@@ -93,8 +94,9 @@ class AskUser(GraphTool):
     """Asks the user and returns the answer.
 
     Args:
-        callback: Called with the question; returns the answer. Without one a language model plays
-            the user.
+        callback: Called with the question; returns the answer, or None, which pauses the run of a
+            `StepRunner` until it is resumed with the answer. Without one a language model plays the
+            user.
         persona: Whom it plays, unless the run has a variable `user_profile`.
         user_lm: The language model that plays the user, instead of the one configured.
         options: `name` and `lm`, as every tool takes them.
@@ -134,6 +136,7 @@ class AskUser(GraphTool):
             answer = self.user(**self._asked(use, question)).answer
         else:
             answer = settled(self.callback(question), self.name)
+            answer = _pausing(question) if answer is None else answer
         return self._heard(use, answer)
 
     async def ause(self, use: ToolUse) -> str:
@@ -143,6 +146,7 @@ class AskUser(GraphTool):
             answer = (await self.user.acall(**self._asked(use, question))).answer
         else:
             answer = await called_aside(self.callback, question)
+            answer = _pausing(question) if answer is None else answer
         return self._heard(use, answer)
 
     def _asked(self, use: ToolUse, question: str) -> dict[str, Any]:
@@ -175,6 +179,12 @@ class UpdateObjective(Echo):
         """Set the objective of the run and return it."""
         use.session.objective = shown_text(use.arguments["new_objective"])
         return use.session.objective
+
+
+def _pausing(question: str) -> str | None:
+    """Return what the user has said since, or pause the run; outside of one nobody can answer."""
+    run: Any = dspy.settings.get(RUN)
+    return None if run is None else run.user_answer(question)
 
 
 def _checked_callback(callback: object, tool: GraphTool) -> Any:

@@ -112,14 +112,17 @@ async def retry(
 @router.post(
     SESSION + "/resume",
     response_class=Response,
-    responses={204: {"description": "No turn was cut off."}, **streams(404, 409)},
+    responses={204: {"description": "No turn was cut off."}, **streams(404, 409, 415)},
 )
-async def resume(shared: Shared, caller: Who, session_id: SessionId) -> Response:
-    """Take up a turn that was cut off, as after a crash."""
+async def resume(
+    shared: Shared, caller: Who, session_id: SessionId, asked: shapes.ResumeAsked | None = None
+) -> Response:
+    """Go on with a run that paused, given the answers, or that was cut off, as after a crash."""
     runner = shared.hub.runner
     shared.slots.check()
     await shared.hub.check_idle(session_id)
-    events = runner.resume(_session(session_id, caller))
+    answers = None if asked is None else asked.answers
+    events = runner.resume(_session(session_id, caller), answers=answers)
     return _stream(shared, await shared.hub.start(events, caller.only_user))
 
 

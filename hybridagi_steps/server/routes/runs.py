@@ -1,4 +1,4 @@
-"""Routes of runs: list, look into, follow, stop, answer what one asks; a step's prompt."""
+"""Routes of runs: list, look into, follow, stop, answer their questions; a step's prompt."""
 
 from __future__ import annotations
 
@@ -97,17 +97,6 @@ async def cancel_run(shared: Shared, request: Request, run_id: RunId) -> Respons
     return answer({"run_id": run_id, "cancelled": cancelled})
 
 
-@router.post(RUN + "/consent", response_model=shapes.Consented, responses=problems(404, 415))
-async def consent(
-    shared: Shared, request: Request, run_id: RunId, asked: shapes.ConsentAsked
-) -> Response:
-    """Answer whether a tool may run; a question of an agent inside names its `nested_run_id`."""
-    answered = await shared.hub.answer_consent(run_id, asked.call_id, asked.allowed)
-    if not answered and not shared.hub.is_live(run_id):
-        await _check_known(shared, request, run_id)
-    return answer({"answered": answered})
-
-
 @work_router.get("/questions", response_model=QuestionList, responses=problems())
 async def list_questions(shared: Shared, caller: Who) -> Response:
     """List what runs wait for people to say, on whichever server they are."""
@@ -115,11 +104,11 @@ async def list_questions(shared: Shared, caller: Who) -> Response:
     return answer({"questions": await shared.asked("questions", questions.open, user_id=whose)})
 
 
-@work_router.post(STEP + "/answer", response_model=shapes.Consented, responses=problems(404, 415))
+@work_router.post(STEP + "/answer", response_model=shapes.Answered, responses=problems(404, 415))
 async def answer_question(
     shared: Shared, caller: Who, step_id: StepId, asked: AnswerAsked
 ) -> Response:
-    """Answer a question, once: the run that waits for it goes on."""
+    """Answer a question, once: who resumes the run that waits for it goes on with that."""
     questions, whose = UserQuestions(shared.memory), caller.only_user
     await shared.asked("answer", questions.answer, step_id, asked.text, user_id=whose)
     return answer({"answered": True})

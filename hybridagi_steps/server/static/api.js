@@ -109,8 +109,6 @@ export const score = (noun, name, value, feedback) =>
   call(`${at(noun, name)}/score`, json("POST", feedback ? { value, feedback } : { value }));
 export const prompt = (stepId) => call(`${at("steps", stepId)}/prompt`);
 export const cancel = (runId) => call(`${at("runs", runId)}/cancel`, json("POST", {}));
-export const consent = (runId, callId, allowed) =>
-  call(`${at("runs", runId)}/consent`, json("POST", { call_id: callId, allowed }));
 export async function search(values) {
   const { hits, titles } = await call(`search${query(values)}`);
   return { hits: hits.map((hit) => ({ ...hit, step: titled([hit.step], titles)[0] })) };

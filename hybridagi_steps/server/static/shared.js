@@ -85,7 +85,7 @@ export const Choice = ({ name, label, value = "", options, onChange }) => html`<
   <select name=${name} value=${value} onChange=${onChange}>${options.map(([key, shown]) =>
     html`<option value=${key} selected=${key === value}>${shown}</option>`)}</select></label>`;
 
-const STATUSES = [["", "any"], ["ok", "ok"], ["error", "error"], ["partial", "partial"], ["cancelled", "cancelled"]];
+const STATUSES = [["", "any"], ["ok", "ok"], ["error", "error"], ["partial", "partial"], ["cancelled", "cancelled"], ["paused", "paused"]];
 const NAMES = [["tools", "Tool"], ["program", "Program"], ["user_id", "User"], ["session_id", "Session"]];
 const SEVERAL = new Set(["tools", "user_id"]); // with commas and blanks between them
 

@@ -3,7 +3,7 @@
 
 import { BUSY, pause, problemOf, send } from "./api.js";
 
-const FINAL = new Set(["run_completed", "run_failed", "run_cancelled"]);
+const FINAL = new Set(["run_completed", "run_failed", "run_cancelled", "run_paused"]);
 const LONGEST_PAUSE_MS = 8000;
 const STREAM = "text/event-stream";
 

@@ -57,7 +57,7 @@ _FIRST_STEP = """SELECT s.id FROM step_view k JOIN agent_step s ON s.row = k.row
     WHERE k.namespace = ? AND k.run_id = ? ORDER BY k.hop, k.row LIMIT 1"""
 _LAST_STATUS = """SELECT status FROM step_view WHERE namespace = ? AND run_id = ?
     ORDER BY CASE step_type WHEN 'ProgramEnd' THEN 1 ELSE 0 END DESC, hop DESC, row DESC LIMIT 1"""
-_RUN_STATUS = {"error": "failed", "cancelled": "cancelled"}
+_RUN_STATUS = {"error": "failed", "cancelled": "cancelled", "paused": "paused"}
 """By the status of its last step."""
 _RUN = "SELECT run_id, score, feedback, checksum FROM run WHERE namespace = ? AND run_id = ?"
 _RUNS_OF = """WITH found AS MATERIALIZED (SELECT k.run_id FROM step_view k

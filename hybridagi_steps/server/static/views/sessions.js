@@ -82,23 +82,25 @@ async function load(id) {
 function useLive(id, refresh) {
   const [live, setLive] = useState(null);
   const [problem, setProblem] = useState(null);
+  const [waiting, setWaiting] = useState(null); // what a paused run waits for
   const reading = useRef(null);
-  useEffect(() => () => { reading.current?.abort(); reading.current = null; }, [id]);
+  useEffect(() => () => { reading.current?.abort(); reading.current = null; setWaiting(null); }, [id]);
 
   // Resolves once the server has taken it up, to whether it did.
   const read = (asked, shown = [], kept = null) => new Promise((accepted) => {
     const own = new AbortController();
     reading.current = own;
     if (!asked.runId) setProblem(null); // why a message was refused stays
-    setLive({ steps: shown, stored: 0, runId: asked.runId || null, online: true, asks: null, kept });
+    setLive({ steps: shown, stored: 0, runId: asked.runId || null, online: true, kept });
     const take = (event) => {
       accepted(true);
+      if (event.type === "run_started") setWaiting(null);
+      if (event.type === "run_paused") setWaiting({ runId: event.run_id, calls: event.data?.waiting || [] });
       if (REASONS[event.type]) setProblem(problemOf(event));
       setLive((before) => before && {
         ...withEvent(before, event), runId: event.run_id,
         kept: event.type === "run_started" ? event.data?.kept ?? before.kept : before.kept,
-        asks: event.type === "tool_auth_required" ? event : event.type === "step_completed" || event.type === "tool_auth_denied" ? null : before.asks,
-      });
+              });
     };
     follow(asked, take, { signal: own.signal, onLine: (online) => setLive((before) => before && { ...before, online }) })
       .catch((failure) => { if (!own.signal.aborted) setProblem(failure); })
@@ -111,7 +113,7 @@ function useLive(id, refresh) {
       });
   });
   const join = (runId) => { if (!reading.current) read({ runId }); };
-  return { live, problem, setProblem, read, join };
+  return { live, problem, waiting, setProblem, read, join };
 }
 
 function Recorded({ id, runs, onErase }) {
@@ -162,12 +164,14 @@ export function SessionView({ id }) {
   const [details, setDetails] = useState(false);
   const refresh = useCallback(() => { setVersion((v) => v + 1); sessionsChanged(); }, []);
   const hasProgram = useProgram();
-  const { live, problem, setProblem, read, join } = useLive(id, refresh);
+  const { live, problem, waiting, setProblem, read, join } = useLive(id, refresh);
   const { value, error, loading } = useLoaded(() => load(id), [id, version]);
   const erasable = useCaller().may("delete");
   useEffect(() => {
     const running = value?.runs.find((run) => run.status === "running");
-    if (running) join(running.run_id);
+    const [last] = value?.runs || [];
+    const paused = last?.status === "paused" && waiting?.runId !== last.run_id ? last : null;
+    if (running || paused) join((running || paused).run_id);
   }, [value]);
 
   const send = (message) => read({ path: "chat/stream/v2", body: { session_id: id, message } },
@@ -175,6 +179,7 @@ export function SessionView({ id }) {
   const retry = ({ sequence, role }, message) => read(
     { path: `sessions/${encodeURIComponent(id)}/retry`, body: message == null ? { sequence } : { sequence, message } },
     [], role === "user" && message == null ? sequence : sequence - 1);
+  const resume = (callId, answer) => read({ path: `sessions/${encodeURIComponent(id)}/resume`, body: { answers: { [callId]: answer } } });
   const tried = (work) => work.catch(setProblem);
   const fork = (sequence) => tried(api.fork(id, sequence).then((made) => { sessionsChanged(); go("sessions", made.new_session_id); }));
   const erase = () => confirm("Erase this session for good, with its runs?")
@@ -198,7 +203,7 @@ export function SessionView({ id }) {
       <${Notes} of=${value?.details.metadata} />
       <${Busy} on=${loading && !stored.length} /><${Failure} error=${error} />
       <${Conversation} steps=${[...kept, ...(live?.steps || [])]} rendered=${value?.html || {}} live=${Boolean(live)} fixed=${Boolean(live) || !hasProgram} onFork=${fork} onRetry=${retry} />
-      ${live?.asks && html`<${Consent} event=${live.asks} />`}
+      ${!live && hasProgram && waiting?.calls.map((call) => html`<${Waiting} key=${call.call_id} call=${call} onAnswer=${(answer) => resume(call.call_id, answer)} />`)}
       <${Failure} error=${problem} />
       ${hasProgram || live ? html`<${Composer} id=${id} busy=${Boolean(live)} onSend=${send} onStop=${() => live?.runId && tried(api.cancel(live.runId))} />` : html`<${NoProgram} />`}
     </section>
@@ -210,11 +215,16 @@ export function SessionView({ id }) {
     </aside></div>`;
 }
 
-function Consent({ event }) {
-  const call = event.data || {};
-  const answer = (allowed) => api.consent(call.nested_run_id || event.run_id, call.call_id, allowed);
+// What a paused run waits for: whether a tool may run, or what its user says.
+function Waiting({ call, onAnswer }) {
+  const field = useRef(null);
+  if (call.waits_for === "answer") {
+    return html`<form class="consent" aria-label="The program asks" onSubmit=${(event) => { event.preventDefault(); onAnswer(field.current.value); }}>
+      <label for=${call.call_id}>${call.arguments?.question}</label><input id=${call.call_id} ref=${field} />
+      <button class="primary">Answer</button></form>`;
+  }
   return html`<div class="consent" role="alertdialog" aria-label="The program asks for permission">
     <p>The program wants to use <strong>${call.tool}</strong>.</p><pre>${short(call.arguments, 600)}</pre>
-    <button type="button" class="primary" onClick=${() => answer(true)}>Allow</button>
-    <button type="button" onClick=${() => answer(false)}>Deny</button></div>`;
+    <button type="button" class="primary" onClick=${() => onAnswer(true)}>Allow</button>
+    <button type="button" onClick=${() => onAnswer(false)}>Deny</button></div>`;
 }
