@@ -29,7 +29,7 @@ from hybridagi_steps.server.problems import (
     unknown_parameters,
 )
 from hybridagi_steps.server.routes import chat as chat_routes
-from hybridagi_steps.server.routes import page, responses, run_graphs
+from hybridagi_steps.server.routes import completions, page, responses, run_graphs
 from hybridagi_steps.server.routes import runs as run_routes
 from hybridagi_steps.server.routes import search as search_routes
 from hybridagi_steps.server.routes import sessions as session_routes
@@ -49,6 +49,7 @@ OPEN_FOLDERS = ("/static/",)
 _ROUTERS = (
     search_routes.router,  # first, since it is refused most, and being found costs as much
     chat_routes.router,
+    completions.router,
     responses.router,
     session_routes.router,
     run_routes.listing_router,

@@ -21,7 +21,7 @@ from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.server import openai_form
 from hybridagi_steps.server.openai_form import Asked, ChatMessage, ChatMetadata, CompletionAsked
-from hybridagi_steps.server.routes.chat import run_end, start_run
+from hybridagi_steps.server.routes.completions import run_end, start_run
 from hybridagi_steps.server.schemas import Id, answer
 from hybridagi_steps.server.services import Services, Shared, Who
 from hybridagi_steps.server.slots import JsonRoute
