@@ -332,3 +332,35 @@ class TestAtThePrompt:
         assert repr(run) == f"<run {run.id}, no steps>"
         memory.close()
         assert "closed" in repr(run)
+
+    @pytest.mark.parametrize(
+        ("outputs", "shown"),
+        [
+            ({"reasoning": "It hums.", "urgent": True}, "→ true"),
+            ({"reasoning": "It hums.", "parts": ["rope", "wheel"]}, '→ ["rope", "wheel"]'),
+            (
+                {"reasoning": "Long.", "trip": {"to": "Oslo", "seats": 2}},
+                '{"to": "Oslo", "seats": 2}',
+            ),
+            (
+                {"reasoning": "Long.", "queue": "lifts", "urgent": True},
+                "queue: lifts, urgent: true",
+            ),
+            ({"summary": "s" * 300, "queue": "lifts"}, "…, queue: lifts"),
+            ({"reasoning": "Only this."}, "→ Only this."),
+        ],
+    )
+    def test_a_row_shows_all_answers_and_not_the_reasoning(
+        self,
+        memory: hs.StepMemory,
+        outputs: dict[str, Any],
+        shown: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        step = action("triage")
+        step.outputs = outputs
+        memory.add(step)
+        assert shown in str(memory.find())
+        assert shown in repr(step)
+        assert len(outputs) == 1 or "reasoning" not in str(memory.find())

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hybridagi_steps.display.titles import as_text, fields, json_text, line, title_of
+from hybridagi_steps.display.titles import LINE, UNASKED, as_text, fields, json_text, line, title_of
 
 MAX_DEPTH = 16
 """Deepest nesting of programs shown."""
@@ -19,7 +19,7 @@ BLOCK = 4_000
 """Most characters of a value among the details."""
 
 _HUGE = 1e18
-_SHORT = 80
+_SHORT, _LEAST_OF_EACH = 80, 20
 
 KINDS = {
     "Action": "action",
@@ -236,10 +236,11 @@ def _outcome(outputs: dict[str, Any]) -> str:
     for key in ("result", "observation", "choice"):
         if key in outputs:
             return line(outputs[key])
-    texts = [value for value in outputs.values() if isinstance(value, str)]
-    if len(outputs) == 1 or texts:
-        return line(texts[-1] if texts else next(iter(outputs.values())))
-    return line(outputs) if outputs else ""
+    answers = {key: value for key, value in outputs.items() if key not in UNASKED} or outputs
+    if len(answers) == 1:
+        return line(next(iter(answers.values())))
+    length = max(_LEAST_OF_EACH, LINE // max(1, len(answers)) - _LEAST_OF_EACH)
+    return line(", ".join(f"{as_text(key)}: {line(answers[key], length)}" for key in answers))
 
 
 def _sections(
