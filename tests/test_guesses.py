@@ -364,3 +364,20 @@ class TestAtThePrompt:
         assert shown in str(memory.find())
         assert shown in repr(step)
         assert len(outputs) == 1 or "reasoning" not in str(memory.find())
+
+
+def test_a_file_of_an_embedder_that_is_not_here_says_how_to_go_on(tmp_path: Path) -> None:
+    class Elsewhere(hs.embedders.HashingEmbedder):
+        model_id = "sentence-transformers/all-MiniLM-L6-v2@0123456789ab"
+
+    with hs.StepMemory(tmp_path / "steps.db", embedder=Elsewhere()) as memory:
+        memory.add(action("refund"))
+        memory.flush()
+    with hs.StepMemory(tmp_path / "steps.db") as memory:
+        with pytest.raises(hs.errors.EmbedderMismatchError, match="every installation") as caught:
+            memory.search("refund")
+        advice = re.search(r"memory\.reembed\(\"(\w+)\"\)", str(caught.value))
+        assert advice is not None
+        assert memory.search("refund", mode="lexical")
+        memory.reembed(advice[1])
+        assert memory.search("refund")
