@@ -365,10 +365,28 @@ class TestAtThePrompt:
         assert shown in repr(step)
         assert len(outputs) == 1 or "reasoning" not in str(memory.find())
 
+    def test_a_reason_names_words_of_its_row_or_says_where_they_stand(
+        self, memory: hs.StepMemory
+    ) -> None:
+        step = action("triage")
+        step.inputs = {
+            "tool": "triage",
+            "purpose": "sort",
+            "arguments": {"ticket": "The lift hums"},
+        }
+        step.outputs = {"reasoning": "A rope is frayed.", "queue": "lifts", "note": "Call Ana"}
+        memory.add(step)
+        hit = memory.search("lifts with frayed ropes, Ana", mode="lexical")[0]
+        assert hit.why == "words: lifts, Ana; words in reasoning: frayed, ropes"
+        hit = memory.search("reasoning about a lift", mode="lexical")[0]
+        assert hit.why == "words: lift; words in its details: reasoning"
+
 
 def test_a_file_of_an_embedder_that_is_not_here_says_how_to_go_on(tmp_path: Path) -> None:
     class Elsewhere(hs.embedders.HashingEmbedder):
-        model_id = "sentence-transformers/all-MiniLM-L6-v2@0123456789ab"
+        @property
+        def model_id(self) -> str:
+            return "sentence-transformers/all-MiniLM-L6-v2@0123456789ab"
 
     with hs.StepMemory(tmp_path / "steps.db", embedder=Elsewhere()) as memory:
         memory.add(action("refund"))

@@ -83,7 +83,7 @@ def step_view(step: Mapping[str, Any]) -> StepView:
         hop=as_text(step.get("hop")),
         title=title.name or title.about,
         about=title.about if title.name else "",
-        outcome=_outcome(outputs),
+        outcome=outcome(outputs),
         status="" if status == "ok" else status,
         facts=facts(step),
         sections=_sections(step, inputs, outputs),
@@ -228,7 +228,8 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _outcome(outputs: dict[str, Any]) -> str:
+def outcome(outputs: Mapping[str, Any]) -> str:
+    """Return what came of a step in one line: its answers, all of them."""
     error = outputs.get("error")
     if isinstance(error, dict):
         said = cast("dict[str, Any]", error)
