@@ -126,6 +126,21 @@ class TestSessionsWithoutAwait:
 
         anywhere(code)
 
+    def test_a_program_asks_another_agent_without_await(
+        self, memory: hs.StepMemory, anywhere: Anywhere
+    ) -> None:
+        def knows(messages: list[dict[str, Any]]) -> str:
+            return "In five days."
+
+        expert = hs.StepRunner(knows, memory)
+
+        def desk(messages: list[dict[str, Any]]) -> str:
+            return f"They say: {expert.ask('help', 'When?').text}"
+
+        result = anywhere(lambda: hs.StepRunner(desk, memory).ask("desk", "When?"))
+        assert result.text == "They say: In five days."
+        assert {step.parent_run_id for step in memory.session("help").messages} == {result.run_id}
+
     def test_another_users_session_stays_closed(
         self, memory: hs.StepMemory, anywhere: Anywhere
     ) -> None:
