@@ -8,7 +8,8 @@
     run                                   # what it did, as a tree
     memory.search("which gate", k=3)      # what it did before
     memory.runs()                         # all runs, those in flight too
-    hs.StepRunner(program, memory)        # sessions: streams, retries, resumes, forks
+    memory.session("trip", program)       # a conversation: ask, retry, edit, fork
+    hs.StepRunner(program, memory)        # the same as streams of events
 
 Where to look (`help(hs.StepMemory)` and so on; `dir(hs)` lists all):
 

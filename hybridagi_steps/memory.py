@@ -104,8 +104,8 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
 
         Args:
             address: A file, ":memory:", which goes with it, postgresql://…, or placement.toml#name.
-            embedder: A name, an embedder, or "auto": the one the file was built with, else the best
-                that is installed.
+            embedder: A name, an embedder, or "auto": the one the file was built with, else
+                `wordllama`, which every installation has.
             namespace: Memories of other namespaces in the same file are invisible.
             redact: Called with every string of a step before anything is stored or embedded.
             durability: What an acknowledged step survives.

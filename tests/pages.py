@@ -4,7 +4,7 @@ Python blocks of a page run one after the other, as at the Python prompt or in t
 notebook: what is printed, and then the value of the last line, stands in a block `output` below.
 A block that awaits at its top runs in an event loop, as in a notebook; no other one does, unless
 the page is run as a notebook, where one loop goes on below all of them. No language model is set
-but by the page itself, and "auto" is the embedder that comes with the core.
+but by the page itself.
 """
 
 # DSPy ships no types.
@@ -28,12 +28,10 @@ from pathlib import Path
 from pprint import pformat
 from textwrap import wrap
 from typing import Any
-from unittest.mock import patch
 
 import dspy
 
 import hybridagi_steps as hs
-from hybridagi_steps.embedders import resolution
 
 DOCS = Path(__file__).parent.parent / ".github" / "docs"
 PAGES = sorted(DOCS.glob("**/*.md"))
@@ -180,8 +178,7 @@ def _own_folder() -> Generator[None]:
     dspy.configure(lm=None, adapter=None, callbacks=[])
     os.environ["COLUMNS"] = str(WIDTH)
     try:
-        core = patch.object(resolution, "minilm_folder", lambda: None)
-        with tempfile.TemporaryDirectory() as folder, chdir(folder), core:
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):
             yield
     finally:
         dspy.configure(**kept)

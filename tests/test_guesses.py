@@ -126,6 +126,21 @@ class TestSessionsWithoutAwait:
 
         anywhere(code)
 
+    def test_a_program_asks_another_agent_without_await(
+        self, memory: hs.StepMemory, anywhere: Anywhere
+    ) -> None:
+        def knows(messages: list[dict[str, Any]]) -> str:
+            return "In five days."
+
+        expert = hs.StepRunner(knows, memory)
+
+        def desk(messages: list[dict[str, Any]]) -> str:
+            return f"They say: {expert.ask('help', 'When?').text}"
+
+        result = anywhere(lambda: hs.StepRunner(desk, memory).ask("desk", "When?"))
+        assert result.text == "They say: In five days."
+        assert {step.parent_run_id for step in memory.session("help").messages} == {result.run_id}
+
     def test_another_users_session_stays_closed(
         self, memory: hs.StepMemory, anywhere: Anywhere
     ) -> None:
@@ -332,3 +347,70 @@ class TestAtThePrompt:
         assert repr(run) == f"<run {run.id}, no steps>"
         memory.close()
         assert "closed" in repr(run)
+
+    @pytest.mark.parametrize(
+        ("outputs", "shown"),
+        [
+            ({"reasoning": "It hums.", "urgent": True}, "→ true"),
+            ({"reasoning": "It hums.", "parts": ["rope", "wheel"]}, '→ ["rope", "wheel"]'),
+            (
+                {"reasoning": "Long.", "trip": {"to": "Oslo", "seats": 2}},
+                '{"to": "Oslo", "seats": 2}',
+            ),
+            (
+                {"reasoning": "Long.", "queue": "lifts", "urgent": True},
+                "queue: lifts, urgent: true",
+            ),
+            ({"summary": "s" * 300, "queue": "lifts"}, "…, queue: lifts"),
+            ({"reasoning": "Only this."}, "→ Only this."),
+        ],
+    )
+    def test_a_row_shows_all_answers_and_not_the_reasoning(
+        self,
+        memory: hs.StepMemory,
+        outputs: dict[str, Any],
+        shown: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "200")
+        step = action("triage")
+        step.outputs = outputs
+        memory.add(step)
+        assert shown in str(memory.find())
+        assert shown in repr(step)
+        assert len(outputs) == 1 or "reasoning" not in str(memory.find())
+
+    def test_a_reason_names_words_of_its_row_or_says_where_they_stand(
+        self, memory: hs.StepMemory
+    ) -> None:
+        step = action("triage")
+        step.inputs = {
+            "tool": "triage",
+            "purpose": "sort",
+            "arguments": {"ticket": "The lift hums"},
+        }
+        step.outputs = {"reasoning": "A rope is frayed.", "queue": "lifts", "note": "Call Ana"}
+        memory.add(step)
+        hit = memory.search("lifts with frayed ropes, Ana", mode="lexical")[0]
+        assert hit.why == "words: lifts, Ana; words in reasoning: frayed, ropes"
+        hit = memory.search("reasoning about a lift", mode="lexical")[0]
+        assert hit.why == "words: lift; words in its details: reasoning"
+
+
+def test_a_file_of_an_embedder_that_is_not_here_says_how_to_go_on(tmp_path: Path) -> None:
+    class Elsewhere(hs.embedders.HashingEmbedder):
+        @property
+        def model_id(self) -> str:
+            return "sentence-transformers/all-MiniLM-L6-v2@0123456789ab"
+
+    with hs.StepMemory(tmp_path / "steps.db", embedder=Elsewhere()) as memory:
+        memory.add(action("refund"))
+        memory.flush()
+    with hs.StepMemory(tmp_path / "steps.db") as memory:
+        with pytest.raises(hs.errors.EmbedderMismatchError, match="every installation") as caught:
+            memory.search("refund")
+        advice = re.search(r"memory\.reembed\(\"(\w+)\"\)", str(caught.value))
+        assert advice is not None
+        assert memory.search("refund", mode="lexical")
+        memory.reembed(advice[1])
+        assert memory.search("refund")

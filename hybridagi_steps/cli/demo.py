@@ -68,9 +68,7 @@ def demo(
     if is_server(db):
         raise typer.BadParameter("the demo fills a file of its own, no database.")
     screen = render.console()
-    # Named: MiniLM, where an extra brought it, takes a minute for what WordLlama does in a second.
-    embedder = "auto" if Path(db).exists() else "wordllama"
-    with opened(db, "default", embedder=embedder) as memory:
+    with opened(db, "default") as memory:
         past, anew = _recorded_runs()
         _load(memory, past, screen)
         screen.print()

@@ -26,7 +26,7 @@ _SHELLS = frozenset({"predict"})
 """What DSPy calls the predictor inside another, as that of ChainOfThought."""
 _BOOKKEEPING = frozenset({"trajectory", "history", "past_steps", "objective"})
 """Arguments that tell what came before."""
-_UNASKED = frozenset({"error", "reasoning", "trajectory", "rationale"})
+UNASKED = frozenset({"error", "reasoning", "trajectory", "rationale"})
 """Outputs that are not what a predictor was asked for."""
 
 
@@ -58,7 +58,7 @@ def title_of(step: Mapping[str, Any]) -> Title:
     name = called or _own_name(as_text(step.get("predictor")))
     about = _first(arguments) or (purpose if name else "")
     chosen = fields(step.get("metadata")).get("output_field")  # a Decision's own name for `choice`
-    asked = [chosen or key for key in outputs if key not in _UNASKED]
+    asked = [chosen or key for key in outputs if key not in UNASKED]
     if not name and not purpose and arguments and asked:
         name = line(f"{', '.join(arguments)} -> {', '.join(map(as_text, asked))}")
     return Title(name or purpose, about)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hybridagi_steps.display.titles import as_text, fields, json_text, line, title_of
+from hybridagi_steps.display.titles import LINE, UNASKED, as_text, fields, json_text, line, title_of
 
 MAX_DEPTH = 16
 """Deepest nesting of programs shown."""
@@ -19,7 +19,7 @@ BLOCK = 4_000
 """Most characters of a value among the details."""
 
 _HUGE = 1e18
-_SHORT = 80
+_SHORT, _LEAST_OF_EACH = 80, 20
 
 KINDS = {
     "Action": "action",
@@ -83,7 +83,7 @@ def step_view(step: Mapping[str, Any]) -> StepView:
         hop=as_text(step.get("hop")),
         title=title.name or title.about,
         about=title.about if title.name else "",
-        outcome=_outcome(outputs),
+        outcome=outcome(outputs),
         status="" if status == "ok" else status,
         facts=facts(step),
         sections=_sections(step, inputs, outputs),
@@ -228,7 +228,8 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _outcome(outputs: dict[str, Any]) -> str:
+def outcome(outputs: Mapping[str, Any]) -> str:
+    """Return what came of a step in one line: its answers, all of them."""
     error = outputs.get("error")
     if isinstance(error, dict):
         said = cast("dict[str, Any]", error)
@@ -236,10 +237,11 @@ def _outcome(outputs: dict[str, Any]) -> str:
     for key in ("result", "observation", "choice"):
         if key in outputs:
             return line(outputs[key])
-    texts = [value for value in outputs.values() if isinstance(value, str)]
-    if len(outputs) == 1 or texts:
-        return line(texts[-1] if texts else next(iter(outputs.values())))
-    return line(outputs) if outputs else ""
+    answers = {key: value for key, value in outputs.items() if key not in UNASKED} or outputs
+    if len(answers) == 1:
+        return line(next(iter(answers.values())))
+    length = max(_LEAST_OF_EACH, LINE // max(1, len(answers)) - _LEAST_OF_EACH)
+    return line(", ".join(f"{as_text(key)}: {line(answers[key], length)}" for key in answers))
 
 
 def _sections(

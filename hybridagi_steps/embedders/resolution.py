@@ -16,7 +16,6 @@ from inspect import signature
 from typing import Any, cast
 
 from hybridagi_steps._concurrency import ForkSafeLock
-from hybridagi_steps.embedders.sentence_transformer import minilm_folder
 from hybridagi_steps.errors import (
     DiskFullError,
     EmbedderError,
@@ -28,12 +27,12 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.protocols import Embedder, StepStore
 
 AUTO = "auto"
-"""The store's own embedder, else the best that is installed."""
+"""The store's own embedder, else the one that every installation has: a file opens anywhere."""
 
 _EXTRA = "hybridagi-steps[sentence-transformers]"
 ENTRY_POINT_GROUP = "hybridagi_steps.embedders"
 _FACTORIES = {
-    AUTO: "hybridagi_steps.embedders.resolution:automatic",
+    AUTO: "hybridagi_steps.embedders.wordllama:WordLlamaEmbedder",
     "dspy": "hybridagi_steps.embedders.dspy_embedder:DspyEmbedder",
     "hashing": "hybridagi_steps.embedders.hashing:from_name",
     "sentence-transformers": (
@@ -79,7 +78,7 @@ def embedder_for(model_id: str) -> Embedder:
     """
     kind, _, rest = model_id.partition("/")
     argument = rest.rpartition("@")[0] or rest
-    for name in (f"{kind}:{argument}", kind, "auto"):
+    for name in (f"{kind}:{argument}", kind):
         try:
             found = resolve_embedder(name)
             if found.model_id == model_id:
@@ -90,18 +89,6 @@ def embedder_for(model_id: str) -> Embedder:
     raise EmbedderMismatchError(
         model_id, f'embedder="auto", which cannot make such vectors here{missing}'
     )
-
-
-def automatic() -> Embedder:
-    """Return MiniLM if its extra is installed and its weights are at hand, else WordLlama."""
-    folder = minilm_folder()
-    if folder is not None:
-        from hybridagi_steps.embedders.sentence_transformer import SentenceTransformerEmbedder
-
-        return SentenceTransformerEmbedder(str(folder))
-    from hybridagi_steps.embedders.wordllama import WordLlamaEmbedder
-
-    return WordLlamaEmbedder()
 
 
 def _by_name(name: str) -> Embedder:

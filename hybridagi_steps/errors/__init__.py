@@ -204,7 +204,8 @@ class EmbedderMismatchError(EmbedderError):
     def __init__(self, stored: str, given: str) -> None:
         super().__init__(
             f"this memory was embedded with {stored}, it was opened with {given}. Open it with the "
-            "first, or change it for good: memory.reembed(embedder), `hybridagi-steps reembed`."
+            'first, or change it for good: memory.reembed("wordllama") or `hybridagi-steps reembed '
+            "wordllama`, which every installation has."
         )
         self.stored, self.given = stored, given
 

@@ -32,13 +32,13 @@ from hybridagi_steps.recording.recorder import StepRecorder, active_recorders
 from hybridagi_steps.recording.scopes import CALLBACKS, active_callbacks, override, own_callbacks
 from hybridagi_steps.recording.step_writer import check_memory
 from hybridagi_steps.records.agent_step import AgentStep, shown
-from hybridagi_steps.records.run import RunMetrics, run_metrics, run_outputs
+from hybridagi_steps.records.run import RunTotals
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class RunHandle:
+class RunHandle(RunTotals):
     """One run while it is recorded, and afterwards."""
 
     def __init__(self, memory: Any, run: Run) -> None:
@@ -82,35 +82,15 @@ class RunHandle:
         where = {"run_id": self.id}
         return next((run.status for run in self._memory.runs(where, limit=1, scope="*")), "")
 
-    @property
-    def metrics(self) -> RunMetrics:
-        """What its steps so far cost together, and how long they took."""
-        return run_metrics(self._listed)
-
-    @property
-    def tokens(self) -> int | None:
-        """The tokens that it took, prompts and answers together; None: nobody counted."""
-        return self.metrics.total_tokens
-
-    @property
-    def cost(self) -> float | None:
-        """Its price in US dollars, as the LM client reports it; None: nobody said."""
-        return self.metrics.cost
-
-    @property
-    def outputs(self) -> dict[str, Any] | None:
-        """What its last outermost program gave, by field; None: none has ended."""
-        return run_outputs(self._listed)
-
-    @property
-    def _listed(self) -> list[AgentStep]:
+    def list_steps(self) -> list[AgentStep]:
+        """Return the steps stored so far as a plain list."""
         found = self.steps
         return list(getattr(found, "steps", found))
 
     def __repr__(self) -> str:
         """The tree of its steps."""
         try:
-            return repr(self.steps) if self._listed else f"<run {self.id}, no steps>"
+            return repr(self.steps) if self.list_steps() else f"<run {self.id}, no steps>"
         except StepsError as error:
             return f"<run {self.id}: {error}>"
 
@@ -119,7 +99,7 @@ class RunHandle:
         from hybridagi_steps.display import steps_html
 
         try:
-            steps = self._listed
+            steps = self.list_steps()
         except StepsError as error:
             return steps_html([], title=f"run {self.id}: {error}")
         title = f"run {self.id}, {plural(len(steps), 'step')}"

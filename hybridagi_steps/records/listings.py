@@ -17,7 +17,7 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepHit
 from hybridagi_steps.records.message import StepMetrics
 from hybridagi_steps.records.prompts import LMCall
-from hybridagi_steps.records.run import RunMetrics, run_metrics, run_outputs
+from hybridagi_steps.records.run import RunTotals
 from hybridagi_steps.records.store_values import RunSummary, SessionSummary
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class _ReadsRuns(Protocol):
     def run_steps(self, run_id: str) -> list[AgentStep]: ...
 
 
-class ListedRun(RunSummary):
+class ListedRun(RunTotals, RunSummary):
     """A run of a listing; what it took and gave is read from its steps when it is asked for."""
 
     memory: _ReadsRuns
@@ -88,25 +88,9 @@ class ListedRun(RunSummary):
         made.memory = memory
         return made
 
-    @property
-    def metrics(self) -> RunMetrics:
-        """What its steps cost together, and how long it took."""
-        return run_metrics(self.memory.run_steps(self.run_id))
-
-    @property
-    def tokens(self) -> int | None:
-        """The tokens that it took, prompts and answers together; None: nobody counted."""
-        return self.metrics.total_tokens
-
-    @property
-    def cost(self) -> float | None:
-        """Its price in US dollars, as the LM client reports it; None: nobody said."""
-        return self.metrics.cost
-
-    @property
-    def outputs(self) -> dict[str, Any] | None:
-        """What its outermost program gave, by field; None: that has not ended."""
-        return run_outputs(self.memory.run_steps(self.run_id))
+    def list_steps(self) -> list[AgentStep]:
+        """Return its steps, by hop."""
+        return self.memory.run_steps(self.run_id)
 
     def __repr__(self) -> str:
         """The run in one line: its id, how it ended, what it was asked."""

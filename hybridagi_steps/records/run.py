@@ -7,6 +7,7 @@ long as the slowest of them, while their tokens and their price add up all the s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from html import escape
@@ -128,12 +129,6 @@ def run_metrics(steps: Sequence[AgentStep]) -> RunMetrics:
     return metrics
 
 
-def run_outputs(steps: Sequence[AgentStep]) -> dict[str, Any] | None:
-    """Return what a run gave: the outputs of the last outermost step; None: nothing has ended."""
-    ended = [step for step in _outermost(steps) if step.step_type != "ProgramCall"]
-    return ended[-1].outputs if ended else None
-
-
 def _outermost(steps: Sequence[AgentStep]) -> list[AgentStep]:
     """Return the steps of a run that stand in no program of it; an end stands in its own call."""
     around = {
@@ -144,6 +139,35 @@ def _outermost(steps: Sequence[AgentStep]) -> list[AgentStep]:
         for step in steps
         if (around.get(step.program_id or "") if is_end(step) else step.program_id) not in around
     ]
+
+
+class RunTotals(ABC):
+    """What a run took and gave, read from its steps whenever it is asked for."""
+
+    @abstractmethod
+    def list_steps(self) -> list[AgentStep]:
+        """Return the steps stored so far, by hop."""
+
+    @property
+    def metrics(self) -> RunMetrics:
+        """What its steps cost together, and how long it took."""
+        return run_metrics(self.list_steps())
+
+    @property
+    def tokens(self) -> int | None:
+        """The tokens that it took, prompts and answers together; None: nobody counted."""
+        return self.metrics.total_tokens
+
+    @property
+    def cost(self) -> float | None:
+        """Its price in US dollars, as the LM client reports it; None: nobody said."""
+        return self.metrics.cost
+
+    @property
+    def outputs(self) -> dict[str, Any] | None:
+        """What its last outermost program gave, by field; None: none has ended."""
+        ended = [s for s in _outermost(self.list_steps()) if s.step_type != "ProgramCall"]
+        return ended[-1].outputs if ended else None
 
 
 class RunResult(NamedTuple):

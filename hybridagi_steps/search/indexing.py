@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -22,6 +22,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from hybridagi_steps._concurrency import cached_property, rest_first_at_fork
+from hybridagi_steps.display.titles import json_text, title_of
+from hybridagi_steps.display.view import outcome
 from hybridagi_steps.embedders.vectors import embed_documents, shortened
 from hybridagi_steps.errors import (
     DiskFullError,
@@ -70,6 +72,7 @@ SLICE = 100
 PATIENCE_SECONDS = 0.005
 """How long a search waits for other writers before it keeps a batch in memory."""
 LONGEST_READ = 20_000
+_ELSEWHERE = "its details"
 """Characters of a step whose words are indexed."""
 NOT_FOUND = (0, 0)
 """The hashes of a row that no search finds: it says nothing of its own."""
@@ -361,18 +364,51 @@ def _known_or_made(known: TextRow | None, item: PendingText, told: Told) -> Text
 
 
 def own_stems(step: AgentStep, words: Mapping[str, str]) -> set[str]:
-    """Return which stems stand in the step itself, not only in the one before it.
+    """Return which stems stand in the step itself, not only in the one before it."""
+    return {*_places(_own_and_whole(step), words)}
+
+
+def _own_and_whole(step: AgentStep) -> Iterator[tuple[str, str]]:
+    yield "own", own_text(step)
+    yield "whole", whole_text(step)[:LONGEST_READ]
+
+
+def words_by_place(step: AgentStep, words: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return words by where their stems stand: "" is the row that shows the step, else a field."""
+    places, found = _places(_shown_and_fields(step), words), dict[str, dict[str, str]]()
+    for stem in sorted(words, key=lambda stem: places.get(stem, _ELSEWHERE) != ""):
+        found.setdefault(places.get(stem, _ELSEWHERE), {})[stem] = words[stem]
+    return found
+
+
+def _shown_and_fields(step: AgentStep) -> Iterator[tuple[str, str]]:
+    yield "", " ".join((*title_of(vars(step)), outcome(step.outputs or {})))
+    for values in (step.outputs or {}, step.arguments):
+        for name, value in values.items():
+            text = value if isinstance(value, str) else json_text(value, indent=None)
+            yield name, text[:LONGEST_READ]
+    yield "purpose", step.purpose
+
+
+def _places(texts: Iterable[tuple[str, str]], words: Mapping[str, str]) -> dict[str, str]:
+    """Return the first place of each stem that some text holds.
 
     Each is given with a word of it: where that is found as it is, nothing is stemmed.
     """
-    text = own_text(step)
-    lower = text.lower()
-    rest = {stem for stem, word in words.items() if not holds_word(lower, word.lower())}
-    if rest:
-        rest -= stems_held(text, rest)
-    if rest:
-        rest -= stems_held(whole_text(step)[:LONGEST_READ], rest)
-    return words.keys() - rest
+    rest, found = dict(words), dict[str, str]()
+    if not words:
+        return found
+    for place, text in texts:
+        lower = text.lower()
+        held = {stem for stem, word in rest.items() if holds_word(lower, word.lower())}
+        if len(held) < len(rest):
+            held |= stems_held(text, rest.keys() - held)
+        for stem in held:
+            found[stem] = place
+            del rest[stem]
+        if not rest:
+            break
+    return found
 
 
 def _text_row(item: PendingText, own: str) -> TextRow:

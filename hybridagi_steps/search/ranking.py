@@ -8,7 +8,7 @@ caller's. What the parts are stands in `score_parts`, what they weigh in `formul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from typing import NamedTuple
@@ -43,6 +43,7 @@ VOTERS = 20
 """The best rows, which vote for others of their tool and run."""
 
 _Flags = npt.NDArray[np.bool_]
+_ByPlace = Callable[[dict[str, str]], dict[str, dict[str, str]]]
 _WORDS_SHOWN = 5
 _QUESTIONS_DEEP = 2
 """A message may be a program's question, and the program's end answers both."""
@@ -99,15 +100,18 @@ class RankedRow(NamedTuple):
         known = zip(self.query_words.items(), self.held.tolist(), strict=True)
         return dict(word for word, held in known if held == where)
 
-    def why(self, own: Collection[str] = ()) -> str:
-        """Return what matched, in words; `own` are glimpsed stems that stand in the step, too."""
+    def why(self, own: Collection[str] = (), by_place: _ByPlace = lambda words: {"": words}) -> str:
+        """Return what matched, in words; `own` are glimpsed stems that stand in the step, too.
+
+        `by_place` groups words by the field that has them, "" for what a reader sees at once.
+        """
         glimpsed = self.glimpsed_words
         here = {**self._words(OWN), **{s: w for s, w in glimpsed.items() if s in own}}
         before = {s: w for s, w in glimpsed.items() if s not in own}
         meaning = self.dense is not None and self.dense > 0
         reasons = [
             "same text" if self.same else "",
-            _named("words", here),
+            *(_named(f"words{at and ' in '}{at}", some) for at, some in by_place(here).items()),
             _named("words of the step before", before),
             f"meaning {self.dense:.2f}" if meaning else "",
             *(_REASONS[n] for n in carried(self.parts, self.formula) if n in _REASONS),

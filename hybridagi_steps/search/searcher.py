@@ -64,6 +64,7 @@ from hybridagi_steps.search.indexing import (
     Deriver,
     Held,
     own_stems,
+    words_by_place,
 )
 from hybridagi_steps.search.lineage import (
     NOTHING_HIDDEN,
@@ -99,12 +100,12 @@ class Found(NamedTuple):
 
     def why(self) -> str:
         """Return what matched, in words."""
-        return reason(self.hit, self.step)
+        return self.hit.why(own_stems(self.step, self.hit.glimpsed_words))
 
 
 def reason(hit: RankedRow, step: AgentStep) -> str:
-    """Return why a step was found, in words."""
-    return hit.why(own_stems(step, hit.glimpsed_words) if hit.glimpsed_words else ())
+    """Return why a step was found, in words, and where those stand that its row does not show."""
+    return hit.why(own_stems(step, hit.glimpsed_words), partial(words_by_place, step))
 
 
 class Searcher:

@@ -63,10 +63,7 @@ class TestNames:
             resolve_embedder(name)
         assert "argument" not in str(caught.value)
 
-    def test_auto_is_minilm_when_it_is_at_hand_else_wordllama(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(resolution, "minilm_folder", lambda: None)
+    def test_auto_is_what_every_installation_has(self) -> None:
         assert isinstance(resolve_embedder("auto"), WordLlamaEmbedder)
         assert isinstance(resolve_embedder(None), WordLlamaEmbedder)
 
@@ -92,10 +89,6 @@ class TestNames:
     def test_an_id_that_cannot_be_had_here_is_a_mismatch(self, model_id: str) -> None:
         with pytest.raises(EmbedderMismatchError, match="was embedded with"):
             embedder_for(model_id)
-
-    @pytest.mark.skipif(not HAS_MINILM, reason="needs the MiniLM weights")
-    def test_auto_is_minilm_here_without_loading_it(self) -> None:
-        assert isinstance(resolve_embedder("auto"), SentenceTransformerEmbedder)
 
     @pytest.mark.skipif(HAS_EXTRA, reason="the extra is installed")
     def test_a_missing_extra_is_named(self) -> None:

@@ -75,7 +75,7 @@ class TestWhy:
     def test_a_word_far_behind_in_the_step_is_its_own(self, memory: StepMemory) -> None:
         far = action("b", "read the log", "x " * 2_000 + "E77123")
         memory.add(line(action("a", "open the log", "E77123"), far))
-        assert why(memory, "E77123", "b", mode="lexical") == "words: E77123"
+        assert why(memory, "E77123", "b", mode="lexical") == "words in result: E77123"
 
     def test_a_word_of_a_pair_is_shown_by_itself(self, memory: StepMemory) -> None:
         memory.add(action("a", "fly to Seattle"))

@@ -219,10 +219,10 @@ def test_words_far_behind_are_found(memory: StepMemory) -> None:
     outputs = {"result": "r " * 900 + "CONFIRMED-X7Z"}
     target = AgentStep(step_type=AgentStepType.Action, inputs=inputs, outputs=outputs)
     memory.add([target, *[action(f"other thing {n}", "r " * 50) for n in range(30)]])
-    for query in ("X7Z", "deep", "argument19"):
+    for query, place in (("X7Z", "result"), ("deep", "purpose"), ("argument19", "a19")):
         found = memory.search(query, mode="lexical")
         assert [hit.step.id for hit in found] == [target.id]
-        assert found[0].why.startswith("words: ")
+        assert found[0].why == f"words in {place}: {query}"
 
 
 def test_short_words_and_accents_are_words(memory: StepMemory) -> None:
@@ -341,7 +341,7 @@ def test_a_neighbour_of_a_match_is_found_and_says_so(memory: StepMemory) -> None
     memory.add([asked, answered, *[action(f"other thing {n}") for n in range(20)]])
     hits = memory.search("baggage allowance gold members", k=2)
     assert [hit.step.id for hit in hits] == [asked.id, answered.id]
-    assert "words: baggage, allowance, gold, members" in hits[0].why
+    assert "words: gold, members; words in purpose: baggage, allowance" in hits[0].why
 
 
 def test_a_parent_that_arrives_later_shows_in_its_childs_text(memory: StepMemory) -> None:

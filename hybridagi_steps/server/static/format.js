@@ -84,15 +84,20 @@ function readable(value) {
 // A line of Markdown without its marks.
 export const unmarked = (line) => line.replace(/(\*\*|~~|`)(\S(?:.*?\S)?)\1/g, "$2").replace(/^\s*#{1,6}\s+/gm, "");
 
-// What came of a step, in one line.
+const UNASKED = new Set(["error", "reasoning", "rationale"]); // outputs that nobody asked a model for
+
+// What came of a step, in one line: its answers, all of them.
 export function outcome(outputs) {
   const error = errorOf(outputs);
   if (error) return `${error.title}: ${error.message}`;
   const values = outputs || {};
   const main = ["result", "observation", "choice"].find((key) => key in values);
   if (main) return readable(values[main]);
-  const rest = told(values);
-  return readable(Object.values(rest).find((value) => typeof value === "string") ?? rest);
+  const all = Object.entries(told(values));
+  const answers = all.filter(([name]) => !UNASKED.has(name));
+  const shown = answers.length ? answers : all;
+  if (shown.length === 1) return readable(shown[0][1]);
+  return shown.map(([name, value]) => `${name}: ${short(readable(value), 90)}`).join(" · ");
 }
 
 export const tokens = (metrics) => {
