@@ -22,7 +22,7 @@ from hybridagi_steps.cli.options import AsJson
 
 _QUESTIONS = {
     "learning": "What learning from steps is worth: recall, outlook, agreement, loops.",
-    "experience": "What good runs in memory are worth to a small model over HTTP, four ways.",
+    "experience": "What good runs in memory are worth to a small model over HTTP, five ways.",
     "quality": "How well search finds the right steps in the real runs that come with the package.",
     "write": "What storing a step costs, beside a bare SQLite insert and others that keep steps.",
     "search": "How fast search is, with and without filters, beside a scan and other indexes.",

@@ -1,7 +1,7 @@
 """What recorded good runs are worth to a real small model, served over HTTP on this machine.
 
 An airline's desk sends each request to a queue, whose house code no model can know. The memory
-holds runs in which that went well; other requests are asked of the same model in four ways. The
+holds runs in which that went well; other requests are asked of the same model in five ways. The
 questions of a queue resemble one another less than those of a run do, so each is drawn by itself.
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -32,11 +33,12 @@ from tests.benchmarks.learning_runs import hs_testing
 from tests.benchmarks.ranking import Interval, Values, interval, interval_text, paired
 from tests.benchmarks.tables import Table, markdown, number, print_json, print_tables
 
-ALONE, RANDOM, KNN, OURS = WAYS = (
+ALONE, RANDOM, KNN, OURS, BY_MEANING = WAYS = (
     "alone",
     "random demonstrations",
     "dspy.KNNFewShot",
     "hs.WithExperience",
+    'the same, mode="dense"',
 )
 _CHAT = dspy.ChatAdapter(use_json_adapter_fallback=False)
 
@@ -71,7 +73,7 @@ class WayResult:
 
 
 def measure(*, embedder: str = "auto", k: int = 3, weights: str = "") -> dict[str, Any]:
-    """Ask a real small model 24 questions that it cannot answer alone, in four ways.
+    """Ask a real small model 24 questions that it cannot answer alone, in five ways.
 
     Args:
         embedder: What turns steps and examples into vectors.
@@ -82,7 +84,7 @@ def measure(*, embedder: str = "auto", k: int = 3, weights: str = "") -> dict[st
     with small_model(weights) as lm, good_runs(held, embedder) as memory:
         found = answers(lm, ways(memory, held, k), examples(ASKED))
     ours = found[OURS].right
-    gains = {name: paired(ours, found[name].right) for name in WAYS[:-1]}
+    gains = {name: paired(ours, found[name].right) for name in WAYS if name != OURS}
     result = conditions(
         model="SmolLM2-135M-Instruct" if not weights else weights.rpartition("/")[2],
         embedder=memory.embedder.model_id.partition(":")[0],
@@ -104,7 +106,7 @@ def report(*, json_output: bool, **options: Any) -> None:
         return
     asked = result["options"]
     title = f"{asked['questions']} questions, {asked['runs']} good runs in memory, {asked['model']}"
-    print_tables([Table(title, _HEADS, _rows(result), _notes(result))], result)
+    print_tables([Table(title, _HEADS, _rows(result))], result)
     print(f"\n{block(result)}")
 
 
@@ -132,15 +134,17 @@ def good_runs(held: Sequence[dspy.Example], embedder: str = "auto") -> hs.StepMe
 
 
 def ways(memory: hs.StepMemory, held: list[dspy.Example], k: int) -> dict[str, dspy.Module]:
-    """Return the four programs, each with as many demonstrations for a call, or none."""
+    """Return the programs, each with as many demonstrations for a call, or none."""
     near = dspy.KNNFewShot(
         k=k, trainset=held, vectorizer=vectorizer(memory.embedder), metric=_is_right
     )
+    experienced = partial(hs.WithExperience, dspy.Predict(Queue), memory, k, on_error="raise")
     return {
         ALONE: dspy.Predict(Queue),
         RANDOM: dspy.LabeledFewShot(k=k).compile(dspy.Predict(Queue), trainset=held),
         KNN: near.compile(dspy.Predict(Queue)),
-        OURS: hs.WithExperience(dspy.Predict(Queue), memory, k, on_error="raise"),
+        OURS: experienced(),
+        BY_MEANING: experienced(mode="dense"),
     }
 
 
@@ -167,18 +171,17 @@ def answers(
 
 
 def block(result: Mapping[str, Any]) -> str:
-    """Return what the pages show of it: a table, and whether each gain is beyond doubt."""
+    """Return what the pages show of it."""
     asked = result["options"]
     head = (
         f"{asked['questions']} requests to an airline's desk, {asked['queues']} queues whose house "
         f"codes no model knows, {asked['runs']} good runs in memory; {asked['model']} on one "
-        f"thread, {asked['k']} demonstrations a call:"
+        f"thread, {asked['k']} demonstrations a call (`python -m tests.benchmarks experience`):"
     )
-    table = markdown(_HEADS, _rows(result))
-    return "\n\n".join([head, table, " ".join(_notes(result))])
+    return f"{head}\n\n{markdown(_HEADS, _rows(result))}"
 
 
-_HEADS = ("", "accuracy [95 %]", "calls a question", "tokens a question")
+_HEADS = ("", "accuracy [95 %]", "calls a question", "tokens a question", f"{OURS} minus it")
 
 
 def _rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -188,19 +191,18 @@ def _rows(result: Mapping[str, Any]) -> list[list[str]]:
             interval_text(row["accuracy"]),
             number(row["calls"], 1),
             number(row["tokens"], 0),
+            _gain(result["gains"].get(name)),
         ]
         for name, row in result["ways"].items()
     ]
 
 
-def _notes(result: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for name, each in result["gains"].items():
-        gain = Interval(**each)
-        unclear = gain.low is None or gain.high is None or gain.low <= 0 <= gain.high
-        verdict = ": no gain shown." if unclear else "."
-        found.append(f"{OURS} minus {name}: {interval_text(each, signed=True)}{verdict}")
-    return found
+def _gain(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    gain = Interval(**found)
+    unclear = gain.low is None or gain.high is None or gain.low <= 0 <= gain.high
+    return interval_text(found, signed=True) + (": no gain shown" if unclear else "")
 
 
 def _is_right(example: Any, answer: Any, trace: object = None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,9 +41,10 @@ from tests.benchmarks.learning_runs import (
     recorded_memory,
 )
 from tests.benchmarks.ranking import interval, interval_text, paired
-from tests.benchmarks.tables import Table, number, print_json, print_tables
+from tests.benchmarks.tables import Table, markdown, number, print_json, print_tables
 
 _NEIGHBOURS, _SIZES = 8, (4, 8, 16)
+_CHANCE = 0.5
 _FEWEST_TASKS = 20
 """Tasks below which an interval says little."""
 
@@ -85,9 +86,73 @@ def measure(
 
 
 def report(*, json_output: bool, **options: Any) -> None:
-    """Print what `measure` returns."""
+    """Print what `measure` returns, and the block of the pages."""
     result = measure(**options)
-    print_json(result) if json_output else print_tables(list(_tables(result)), result)
+    if json_output:
+        print_json(result)
+        return
+    print_tables(list(_tables(result)), result)
+    print(f"\n{block(result)}")
+
+
+def block(result: Mapping[str, Any]) -> str:
+    """Return what the pages show of it: recall beside demonstrations, and what runs tell."""
+    options = result["options"]
+    head = (
+        f"Next action of {options['tasks']} unseen tasks ({options['runs']}), each held out, plain "
+        "replies left out, a model that copies one demonstration "
+        "(`python -m tests.benchmarks learning`):"
+    )
+    answers = markdown(
+        ["", "accuracy [95 %]", "calls an answer"],
+        [
+            [_short(name), interval_text(row["without replies"]), number(row["lm_calls"], 1)]
+            for name, row in result["copier"].items()
+        ],
+    )
+    gains = result["gains"].items()
+    gained = [f"{OURS} minus {_short(n)}: {_signed(gain)}{_verdict(gain)}." for n, gain in gains]
+    judged = {name: each for name, each in result["domains"].items() if each["outlook"]}
+    rows = [
+        ["runs that failed", *(interval_text(each["loops"]["failed"]) for each in judged.values())],
+        [
+            "runs with a loop, and how many of these failed",
+            *(_loops_cell(each["loops"]) for each in judged.values()),
+        ],
+        [
+            "outlook: area under the curve",
+            *(_area_cell(each["outlook"]["outlook"]) for each in judged.values()),
+        ],
+    ]
+    told = markdown(["", *(f"{n}, {each['outlook']['runs']}" for n, each in judged.items())], rows)
+    decided = [
+        f"Of {each['decisive']['runs']} runs of {name} whose decisive step people marked, the "
+        f"first trouble was that step in {interval_text(each['decisive']['right'])}; by chance "
+        f"{number(each['decisive']['chance'], 2)}."
+        for name, each in result["domains"].items()
+        if each["decisive"]
+    ]
+    lead = "What can be told of runs without any model:"
+    return "\n\n".join([head, answers, " ".join(gained), lead, told, *decided])
+
+
+def _short(name: str) -> str:
+    """Return the name of a way without the version of its embedder."""
+    before, version, _ = name.partition("/")
+    return f"{before})" if version else name
+
+
+def _loops_cell(found: Mapping[str, Any]) -> str:
+    if not found["flagged"]:
+        return "0"
+    unclear = found["flagged_failed"]["low"] <= found["failed"]["mean"]
+    verdict = ": no signal" if unclear else ""
+    return f"{found['flagged']}, {interval_text(found['flagged_failed'])}{verdict}"
+
+
+def _area_cell(found: Mapping[str, Any]) -> str:
+    verdict = ": misleads" if found["high"] < _CHANCE else ": no signal"
+    return interval_text(found) + ("" if found["low"] > _CHANCE else verdict)
 
 
 def _copier(

@@ -25,11 +25,12 @@ from tests.benchmarks.comparison import (
 )
 from tests.benchmarks.experience import block
 from tests.benchmarks.goals import goals
+from tests.benchmarks.learning import block as learning_block
 from tests.benchmarks.tables import markdown, print_json
 
 MEASUREMENTS = (
     *("quality", "write", "search", "scaling", "recorder", "embed", "http"),
-    *("postgres_peers", "postgres_scaling"),
+    *("postgres_peers", "postgres_scaling", "learning"),
 )
 BY_NAME = ("experience",)
 """Measured only when they are named, since they serve a model that is not installed everywhere."""
@@ -87,9 +88,10 @@ def measure(only: str = "", million: bool = False, workdir: str = "") -> dict[st
 
 def sections(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
     """Return what stands on each page between which marks."""
+    experience = block(results["experience"])
     return {
-        README: {"bench": headline(results)},
-        LEARNING: {"experience": block(results["experience"])},
+        README: {"bench": headline(results), "experience": experience},
+        LEARNING: {"experience": experience, "learning": learning_block(results["learning"])},
         PAGE: {
             "bench": tables(results),
             "comparison": comparison(results),
