@@ -14,6 +14,7 @@ anywhere else the step is embedded anew. One that says nothing of its origin is 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -159,6 +160,10 @@ def refused(record: Record, error: BadRecordError | RecursionError) -> Skipped:
     return Skipped(record.line, record.place + reason)
 
 
+_PLURAL = re.compile(r"\s(?=of |without )")
+"""Where what a label names takes its plural: `span of …`, `step without …`."""
+
+
 class UnreadCounts:
     """Counts what was imported without being understood."""
 
@@ -174,14 +179,18 @@ class UnreadCounts:
         labels = as_list((step.metadata or {}).get(NOT_READ))
         is_empty = _is_empty(step)
         if not labels and is_empty and step.step_type is AgentStepType.Action:
-            labels = ["steps of type Action with no words, arguments or result"]
+            labels = ["step of type Action without words, arguments or result"]
         self._counts.update(str(label) for label in labels)
         self.understood += is_own or not (labels or is_empty)
 
     def notes(self) -> list[str]:
         """Return the counts in words."""
-        counts = self._counts.most_common()
-        return [f"{count:,} {label} were not understood" for label, count in counts]
+        return [
+            f"{count:,} {_PLURAL.sub('s ', label, 1)} were not understood"
+            if count > 1
+            else f"1 {label} was not understood"
+            for label, count in self._counts.most_common()
+        ]
 
 
 def _is_empty(step: AgentStep) -> bool:

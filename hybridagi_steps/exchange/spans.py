@@ -291,7 +291,7 @@ class _Walk:
         metadata: JsonObject = {"format": self._trace.format}
         if opens and span.is_empty:
             kind = f"of {span.read.label}" if span.read.label else "without a known attribute"
-            metadata[NOT_READ] = [f"spans {kind}"]
+            metadata[NOT_READ] = [f"span {kind}"]
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
         if len(before) > 1:

@@ -39,7 +39,7 @@ def _conversations(value: object) -> Iterator[Conversation]:
         answers = [as_object(choice.get("message")) for choice in objects_in(record, "choices")]
         record = {**record, "messages": [*as_list(record.get("messages")), answers[0]]}
     conversation = message_list(record or value, "openai", openai_turns)
-    conversation.unread = ("further choices of a completion",) * len(answers[1:])
+    conversation.unread = ("further choice of a completion",) * len(answers[1:])
     yield conversation
 
 

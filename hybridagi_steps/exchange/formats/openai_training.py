@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from hybridagi_steps.exchange.formats.otlp_export import asked_text, said_text
+from hybridagi_steps.messages.conversation import NOT_READ
 from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import (
     Message,
@@ -105,7 +106,7 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
                 found = outputs.get("error", step.result)
                 content = found if isinstance(found, str) else json.dumps(found)
                 yield {"role": "tool", "tool_call_id": call["id"], "content": content}
-        elif "tool_calls" not in outputs and "error" not in outputs:
+        elif not ({"tool_calls", "error"} & outputs.keys() or _is_of_unknown_role(step)):
             if step.program_id is None and step.arguments and not _ends(step):
                 said = ""
                 yield {"role": "user", "content": asked_text(step)}
@@ -116,12 +117,17 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
                 yield {"role": "assistant", "content": text}
 
 
+def _is_of_unknown_role(step: AgentStep) -> bool:
+    labels = as_list((step.metadata or {}).get(NOT_READ))
+    return any(str(label).startswith("message of role") for label in labels)
+
+
 def _ends(step: AgentStep) -> bool:
     return step.step_type is AgentStepType.ProgramEnd
 
 
 def _plain(messages: list[Message]) -> list[Message]:
-    """Return messages with nothing but what the format knows."""
+    """Return messages with nothing but what the format knows; those of its roles alone."""
     plain: list[Message] = []
     for place, message in enumerate(messages):
         role, content = message["role"], message.get("content")
@@ -132,7 +138,7 @@ def _plain(messages: list[Message]) -> list[Message]:
         elif role in ("tool", "function"):
             call_id = message.get("tool_call_id") or message.get("name")
             plain.append({"role": "tool", "tool_call_id": call_id, "content": text_of(content)})
-        else:
+        elif role == "assistant":
             plain.append(_assistant(message, place))
     return plain
 
