@@ -24,7 +24,8 @@ from hybridagi_steps.records.json_reading import (
     last_user_text,
     objects_in,
     text_of,
-    whole_number,
+    usage_metrics,
+    without,
 )
 
 Kind = Literal["program", "model", "tool", "other", "unknown"]
@@ -35,12 +36,8 @@ OPERATION = "gen_ai.operation.name"
 CHAT, EXECUTE_TOOL, INVOKE_AGENT = "chat", "execute_tool", "invoke_agent"
 """What the conventions call a call of a model, a tool and an agent."""
 KIND = (
-    "openinference.span.kind",
-    "traceloop.span.kind",
-    "mlflow.spanType",
-    "langfuse.observation.type",
-    OPERATION,
-    "ai.operationId",
+    *("openinference.span.kind", "traceloop.span.kind", "mlflow.spanType"),
+    *("langfuse.observation.type", OPERATION, "ai.operationId"),
 )
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(("agent", "chain", "workflow", "task", "graph"), "program"),
@@ -57,123 +54,71 @@ KINDS: dict[str, Kind] = {
 _MODEL_CALL = re.compile(r"ai\.\w+\.do(Generate|Stream|Embed)")
 
 INPUT_MESSAGES = (
-    "gen_ai.input.messages",
-    "gen_ai.prompt",
-    "llm.input_messages",
-    "ai.prompt.messages",
-    "pydantic_ai.all_messages",
-    "gcp.vertex.agent.llm_request",
+    *("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages"),
+    *("pydantic_ai.all_messages", "gcp.vertex.agent.llm_request"),
 )
 OUTPUT_MESSAGES = (
-    "gen_ai.output.messages",
-    "gen_ai.completion",
-    "llm.output_messages",
+    *("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages"),
     "gcp.vertex.agent.llm_response",
 )
 ARGUMENTS = (
-    "gen_ai.tool.call.arguments",
-    "gen_ai.tool.arguments",
-    "gcp.vertex.agent.tool_call_args",
-    "ai.toolCall.args",
-    "tool_arguments",
+    *("gen_ai.tool.call.arguments", "gen_ai.tool.arguments", "gcp.vertex.agent.tool_call_args"),
+    *("ai.toolCall.args", "tool_arguments"),
 )
 INPUT = (
-    "input.value",
-    "traceloop.entity.input",
-    "mlflow.spanInputs",
-    "langfuse.observation.input",
-    "langfuse.trace.input",
-    "ai.prompt",
-    "gcp.vertex.agent.data",
-    "reranker.query",
+    *("input.value", "traceloop.entity.input", "mlflow.spanInputs", "langfuse.observation.input"),
+    *("langfuse.trace.input", "ai.prompt", "gcp.vertex.agent.data", "reranker.query"),
     "tool.parameters",  # last: some write the schema of the parameters there
 )
 RESULT = (
-    "gen_ai.tool.call.result",
-    "gen_ai.tool.output",
-    "gen_ai.tool.message",
-    "gcp.vertex.agent.tool_response",
-    "ai.toolCall.result",
-    "tool_response",
-    "retrieval.documents",
-    "reranker.output_documents",
-    "ai.response.text",
-    "ai.response.object",
-    "ai.response.toolCalls",
-    "final_result",
-    "output.value",
-    "traceloop.entity.output",
-    "mlflow.spanOutputs",
-    "langfuse.observation.output",
-    "langfuse.trace.output",
+    *("gen_ai.tool.call.result", "gen_ai.tool.output", "gen_ai.tool.message"),
+    *("gcp.vertex.agent.tool_response", "ai.toolCall.result", "tool_response"),
+    *("retrieval.documents", "reranker.output_documents", "ai.response.text", "ai.response.object"),
+    *("ai.response.toolCalls", "final_result", "output.value", "traceloop.entity.output"),
+    *("mlflow.spanOutputs", "langfuse.observation.output", "langfuse.trace.output"),
 )
 TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
 NAMES = (
-    "gen_ai.agent.name",
-    "gen_ai.workflow.name",
-    "agent_name",
-    "agent.name",
+    *("gen_ai.agent.name", "gen_ai.workflow.name", "agent_name", "agent.name"),
     "traceloop.entity.name",
 )
 SESSIONS = (
-    "gen_ai.conversation.id",
-    "session.id",
-    "traceloop.association.properties.session_id",
-    "langfuse.session.id",
-    "gcp.vertex.agent.session_id",
-    "mlflow.trace.session",
-    "ai.telemetry.metadata.sessionId",
-    "conversation_id",
+    *("gen_ai.conversation.id", "session.id", "traceloop.association.properties.session_id"),
+    *("langfuse.session.id", "gcp.vertex.agent.session_id", "mlflow.trace.session"),
+    *("ai.telemetry.metadata.sessionId", "conversation_id"),
 )
 USERS = (
-    "user.id",
-    "enduser.id",
-    "traceloop.association.properties.user_id",
-    "langfuse.user.id",
-    "mlflow.trace.user",
-    "ai.telemetry.metadata.userId",
+    *("user.id", "enduser.id", "traceloop.association.properties.user_id", "langfuse.user.id"),
+    *("mlflow.trace.user", "ai.telemetry.metadata.userId"),
 )
 MODELS = (
-    "gen_ai.response.model",
-    "gen_ai.request.model",
-    "llm.model_name",
-    "embedding.model_name",
-    "ai.model.id",
-    "langfuse.observation.model.name",
-    "mlflow.llm.model",
+    *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "embedding.model_name"),
+    *("ai.model.id", "langfuse.observation.model.name", "mlflow.llm.model"),
 )
 PROVIDERS = (
-    "gen_ai.provider.name",
-    "gen_ai.system",
-    "llm.provider",
-    "llm.system",
-    "ai.model.provider",
+    *("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider"),
     "mlflow.llm.provider",
 )
-INPUT_TOKENS = (
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.prompt_tokens",
-    "llm.token_count.prompt",
-    "ai.usage.inputTokens",
-    "ai.usage.promptTokens",
-)
-OUTPUT_TOKENS = (
-    "gen_ai.usage.output_tokens",
-    "gen_ai.usage.completion_tokens",
-    "llm.token_count.completion",
-    "ai.usage.outputTokens",
-    "ai.usage.completionTokens",
-)
-TOTAL_TOKENS = ("llm.usage.total_tokens", "llm.token_count.total", "ai.usage.totalTokens")
-CACHE_READ_TOKENS = (
-    "gen_ai.usage.cache_read.input_tokens",
-    "llm.token_count.prompt_details.cache_read",
-    "ai.usage.cachedInputTokens",
-)
-CACHE_WRITE_TOKENS = (
-    "gen_ai.usage.cache_creation.input_tokens",
-    "llm.token_count.prompt_details.cache_write",
-)
+COUNTS = {
+    "input_tokens": (
+        *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
+        *("ai.usage.inputTokens", "ai.usage.promptTokens"),
+    ),
+    "output_tokens": (
+        *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+        *("llm.token_count.completion", "ai.usage.outputTokens", "ai.usage.completionTokens"),
+    ),
+    "cache_read_tokens": (
+        *("gen_ai.usage.cache_read.input_tokens", "llm.token_count.prompt_details.cache_read"),
+        "ai.usage.cachedInputTokens",
+    ),
+    "cache_write_tokens": (
+        "gen_ai.usage.cache_creation.input_tokens",
+        "llm.token_count.prompt_details.cache_write",
+    ),
+    "total_tokens": ("llm.usage.total_tokens", "llm.token_count.total", "ai.usage.totalTokens"),
+}
+"""Fields of StepMetrics, and the attributes that hold them."""
 USAGES = ("mlflow.chat.tokenUsage", "langfuse.observation.usage_details")
 """Attributes that hold all counts as one object."""
 COSTS = ("llm.cost.total", "gen_ai.usage.cost", "operation.cost")
@@ -445,26 +390,15 @@ def question_in(value: object) -> str:
 
 
 def _metrics(attributes: JsonObject) -> JsonObject:
-    usage = as_object(json_or_text(first_of(attributes, USAGES)))
+    usage = usage_metrics(json_or_text(first_of(attributes, USAGES))) or {}
+    counts = {name: first_number(attributes, *names) for name, names in COUNTS.items()}
+    metrics = {**without(usage, "llm_calls"), **known_fields(**counts)}
+    if metrics.keys() >= {"input_tokens", "output_tokens"}:
+        metrics.setdefault("total_tokens", metrics["input_tokens"] + metrics["output_tokens"])
     costs = as_object(json_or_text(first_of(attributes, COST_OBJECTS)))
     cost = first_of(attributes, COSTS) or costs.get("total_cost") or costs.get("total")
-    sent = first_number(attributes, *INPUT_TOKENS)
-    received = first_number(attributes, *OUTPUT_TOKENS)
-    sent = first_number(usage, "input_tokens", "input") if sent is None else sent
-    received = first_number(usage, "output_tokens", "output") if received is None else received
-    total = first_number(attributes, *TOTAL_TOKENS)
-    total = first_number(usage, "total_tokens", "total") if total is None else total
-    if total is None and sent is not None and received is not None:
-        total = sent + received
-    cached = first_number(attributes, *CACHE_READ_TOKENS)
     return known_fields(
-        input_tokens=sent,
-        output_tokens=received,
-        total_tokens=total,
-        cache_read_tokens=whole_number(usage.get("cache_read_input_tokens"))
-        if cached is None
-        else cached,
-        cache_write_tokens=first_number(attributes, *CACHE_WRITE_TOKENS),
+        **metrics,
         model_name=first_text(attributes, MODELS),
         provider=first_text(attributes, PROVIDERS),
         cost=cost if isinstance(cost, int | float) and not isinstance(cost, bool) else None,

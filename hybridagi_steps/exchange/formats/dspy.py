@@ -25,14 +25,14 @@ from hybridagi_steps.records.json_reading import (
     as_arguments,
     as_list,
     as_object,
-    as_text,
-    first_number,
     json_or_text,
     known_fields,
     last_user_text,
     stable_id,
+    text_in,
     text_of,
     time_of,
+    usage_metrics,
     without,
 )
 
@@ -70,20 +70,13 @@ class _Run:
         self.parent: str | None = None
         self.hop = 0
 
-    def step(self, record: Record, key: str, kind: str, **fields: Any) -> Parsed:
+    def step(self, record: Record, key: str, kind: str = "Action", **fields: Any) -> Parsed:
         """Return the next step of the run; `key` names it, the first names the run."""
         self.id = self.id or f"dspy-{stable_id(key).hex[:16]}"
         metadata = {"format": "dspy", **fields.pop("metadata", {})}
-        given = {
-            "id": str(stable_id("dspy", key)),
-            "parent_id": self.parent,
-            "hop": self.hop,
-            "step_type": kind,
-            "run_id": self.id,
-            "metadata": metadata,
-            **known_fields(**fields),
-        }
-        step = agent_step(given)
+        place = {"parent_id": self.parent, "hop": self.hop, "run_id": self.id}
+        about = {"id": str(stable_id("dspy", key)), "step_type": kind, "metadata": metadata}
+        step = agent_step({**about, **place, **known_fields(**fields)})
         self.parent, self.hop = str(step.id), self.hop + 1
         return Parsed(record.line, step)
 
@@ -104,18 +97,17 @@ def _entry(history: _Run, record: Record, value: JsonObject) -> Parsed:
     outputs: object = value.get("outputs")
     if not isinstance(outputs, list) or not ("messages" in value or "prompt" in value):
         raise BadRecordError("not an entry of a history: no messages or prompt, or no outputs")
-    asked = last_user_text(value.get("messages")) or text_of(value.get("prompt"))
-    given = _fields(_ASIDE.sub("", asked), _declared(value.get("messages")))
-    own = value.get("uuid")
-    purpose = next(iter(given.values()), "") or asked
+    question = last_user_text(value.get("messages")) or text_of(value.get("prompt"))
+    arguments = _fields(_ASIDE.sub("", question), _declared(value.get("messages")))
+    cost, model = value.get("cost"), text_in(value, "response_model", "model")
+    about = known_fields(model_name=model, cost=cost if isinstance(cost, float | int) else None)
     return history.step(
         record,
-        own if isinstance(own, str) and own else content_key(value),
-        "Action",
-        inputs={"purpose": purpose, "arguments": given},
+        text_in(value, "uuid") or content_key(value),
+        inputs={"purpose": next(iter(arguments.values()), "") or question, "arguments": arguments},
         outputs=_outputs(as_list(outputs)),
         created_at=time_of(value, "timestamp"),
-        metrics=_metrics(value),
+        metrics=usage_metrics(value.get("usage"), **about) or {"llm_calls": 1},
         messages=[value],
     )
 
@@ -155,20 +147,6 @@ def _outputs(outputs: list[Any]) -> JsonObject:
     return {**fields, "tool_calls": calls} if calls else fields
 
 
-def _metrics(value: JsonObject) -> JsonObject:
-    usage, cost = as_object(value.get("usage")), value.get("cost")
-    details = as_object(usage.get("prompt_tokens_details"))
-    return known_fields(
-        input_tokens=first_number(usage, "prompt_tokens", "input_tokens"),
-        output_tokens=first_number(usage, "completion_tokens", "output_tokens"),
-        total_tokens=first_number(usage, "total_tokens"),
-        cache_read_tokens=first_number(details, "cached_tokens"),
-        model_name=as_text(value.get("response_model") or value.get("model")),
-        cost=cost if isinstance(cost, float | int) else None,
-        llm_calls=1,
-    )
-
-
 def _is_trace(value: object) -> bool:
     calls = as_list(value)
     return bool(calls) and _call(calls[0]) is not None
@@ -196,13 +174,12 @@ def _call(item: object) -> tuple[str, JsonObject, JsonObject] | None:
 
 
 def _trace(record: Record, value: JsonObject) -> Iterator[Parsed]:
-    run, key = _Run(), content_key(value)
+    run, key, score = _Run(), content_key(value), value.get("score")
     about = without(value, "trace")
-    score = value.get("score")
+    fields = {"score": score if isinstance(score, int | float) else None}
     for place, item in enumerate(as_list(value["trace"])):
         extras = {"trace": about} if about and place == 0 else {}
-        found = score if isinstance(score, int | float) else None
-        yield _called(run, record, item, f"{key}\n{place}", score=found, metadata=extras)
+        yield _called(run, record, item, f"{key}\n{place}", metadata=extras, **fields)
 
 
 def _called(run: _Run, record: Record, item: object, key: str, **fields: Any) -> Parsed:
@@ -211,42 +188,37 @@ def _called(run: _Run, record: Record, item: object, key: str, **fields: Any) ->
     if call is None:
         raise BadRecordError(f"call {run.hop + 1} of the trace is not (predictor, inputs, outputs)")
     name, inputs, outputs = call
-    texts = (text for text in inputs.values() if isinstance(text, str))
+    purpose = next((text for text in inputs.values() if isinstance(text, str)), name)
     return run.step(
         record,
         f"{key}\n{content_key(item)}",
-        "Action",
-        inputs={"purpose": next(texts, name), "arguments": inputs},
+        inputs={"purpose": purpose, "arguments": inputs},
         outputs=outputs,
         messages=[item],
-        metadata={"predictor": name, **fields.pop("metadata", {})},
-        **fields,
+        **{**fields, "metadata": {"predictor": name, **fields.get("metadata", {})}},
     )
 
 
 def _trajectory(record: Record, value: JsonObject) -> Iterator[Parsed]:
     """Yield a ReAct trajectory: thought, tool, arguments and observation are one Action."""
     trajectory = as_object(json_or_text(value["trajectory"]))
-    numbers = [int(m.group(1)) for key in trajectory if (m := _THOUGHT.fullmatch(key))]
+    numbers = [int(match[1]) for key in trajectory if (match := _THOUGHT.fullmatch(key))]
     if not numbers:
         raise BadRecordError("a trajectory without thoughts")
-    run, key, rest = _Run(), content_key(value), set(trajectory)
+    run, key, unread = _Run(), content_key(value), dict(trajectory)
     for number in sorted(numbers):
-        names = [f"{name}_{number}" for name in _OF_A_TURN]
-        native = {name: trajectory[name] for name in names if name in trajectory}
-        rest -= native.keys()
-        tool = trajectory.get(f"tool_name_{number}")
-        seen = trajectory.get(f"observation_{number}")
-        arguments = as_arguments(trajectory.get(f"tool_args_{number}"))
-        failed = isinstance(seen, str) and seen.startswith("Execution error in ")
-        inputs = {"purpose": text_of(trajectory[f"thought_{number}"]), "tool": text_of(tool)}
-        error = {"error": {"type": "ToolError", "message": seen}}
+        turn = {name: trajectory.get(f"{name}_{number}") for name in _OF_A_TURN}
+        names = [f"{name}_{number}" for name in _OF_A_TURN if f"{name}_{number}" in trajectory]
+        native = {name: unread.pop(name) for name in names}
+        thought, tool, arguments, answer = turn.values()
+        failed = isinstance(answer, str) and answer.startswith("Execution error in ")
+        inputs = {"purpose": text_of(thought), "tool": text_of(tool)}
+        error = {"error": {"type": "ToolError", "message": answer}}
         yield run.step(
             record,
             f"{key}\n{number}",
-            "Action",
-            inputs={**inputs, "arguments": arguments},
-            outputs=error if failed else {"result": seen},
+            inputs={**inputs, "arguments": as_arguments(arguments)},
+            outputs=error if failed else {"result": answer},
             status="error" if failed else "ok",
             messages=[native],
         )
@@ -256,5 +228,5 @@ def _trajectory(record: Record, value: JsonObject) -> Iterator[Parsed]:
         "ProgramEnd",
         inputs={"program": "ReAct"},
         outputs=without(value, "trajectory"),
-        messages=[{name: trajectory[name] for name in sorted(rest)}] if rest else None,
+        messages=[{name: unread[name] for name in sorted(unread)}] if unread else None,
     )

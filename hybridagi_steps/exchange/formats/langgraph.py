@@ -54,13 +54,10 @@ _DROPPED = "removed"
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is a checkpoint."""
-    match value:
-        case {"channel_values": _} | {"checkpoint": {"channel_values": _}}:
-            return True
-        case {"values": _, **others}:
-            return bool({"next", "config", "parent_config", "tasks"} & others.keys())
-        case _:
-            return False
+    fields = as_object(value)
+    if "values" in fields:
+        return bool({"next", "config", "parent_config", "tasks"} & fields.keys())
+    return "channel_values" in {**as_object(fields.get("checkpoint")), **fields}
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:

@@ -153,16 +153,10 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[JsonObject, str,
 
 
 def _measured(step: AgentStep) -> JsonObject:
-    if step.metrics is None:
-        return {}
-    return {
-        names.MODELS[1]: step.metrics.model_name,
-        names.PROVIDERS[0]: step.metrics.provider,
-        names.INPUT_TOKENS[0]: step.metrics.input_tokens,
-        names.OUTPUT_TOKENS[0]: step.metrics.output_tokens,
-        names.CACHE_READ_TOKENS[0]: step.metrics.cache_read_tokens,
-        names.CACHE_WRITE_TOKENS[0]: step.metrics.cache_write_tokens,
-    }
+    metrics = step.metrics.model_dump() if step.metrics else {}
+    fields = {"model_name": names.MODELS[1], "provider": names.PROVIDERS[0]}
+    fields |= {name: names.COUNTS[name][0] for name in names.COUNTS if name != "total_tokens"}
+    return {attribute: metrics.get(name) for name, attribute in fields.items()}
 
 
 def _times(step: AgentStep, end: AgentStep | None) -> tuple[int, int]:

@@ -40,11 +40,8 @@ _ACCEPTED = (0, 3, 4)
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is an answer tree."""
-    match value:
-        case {"answer_generation": _} | {"tree": {"tree": _}}:
-            return True
-        case _:
-            return False
+    tree = as_object(as_object(value).get("tree"))
+    return "answer_generation" in as_object(value) or "tree" in tree
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
@@ -66,7 +63,7 @@ class _Tree:
         self._key = content_key([self._answer.get("query"), self._root])
         self._run_id = f"toolbench-{self._key[:16]}"
         self._steps: list[Parsed] = []
-        self._query = self._asked()
+        self._query = self._question()
         self._call_id = ""
 
     def steps(self) -> list[Parsed]:
@@ -82,12 +79,12 @@ class _Tree:
         self._end()
         return self._steps
 
-    def _asked(self) -> str:
+    def _question(self) -> str:
         if isinstance(query := self._answer.get("query"), str):
             return query
         messages = as_list(self._answer.get("train_messages"))
-        said = last_user_text(messages[0]) if messages else ""
-        return said.strip().removesuffix("Begin!").strip()
+        text = last_user_text(messages[0]) if messages else ""
+        return text.strip().removesuffix("Begin!").strip()
 
     def _branches(self) -> None:
         """Visit every node once; a step begins at the first node after an Action Input."""
@@ -106,25 +103,20 @@ class _Tree:
                 open_nodes.append((children[number], f"{place}.{number}", parent, gathered))
 
     def _node_step(self, nodes: list[JsonObject], place: str, parent: str) -> str:
-        said = {str(node.get("node_type")): node for node in nodes}
-        thought = text_of(as_object(said.get("Thought")).get("description"))
-        tool = as_object(said.get("Action")).get("description")
-        given = as_object(said.get("Action Input"))
-        last = nodes[-1]
-        inputs: JsonObject = {"purpose": thought or self._query}
-        if tool is not None:
-            inputs["tool"] = text_of(tool)
-        inputs["arguments"] = as_arguments(given.get("description"))
-        outputs, note = None, ""
-        if "observation" in last:
-            outputs = {"result": last["observation"]}
-        elif tool is None:
-            outputs = {"result": thought}
-        else:
-            note = "no observation for this call"
+        last, by_type = nodes[-1], {str(node.get("node_type")): node for node in nodes}
+        thought, tool, arguments = (
+            as_object(by_type.get(kind)).get("description")
+            for kind in ("Thought", "Action", "Action Input")
+        )
+        inputs: JsonObject = {"purpose": text_of(thought) or self._query}
+        inputs |= {} if tool is None else {"tool": text_of(tool)}
+        inputs["arguments"] = as_arguments(arguments)
         metadata = {key: last[key] for key in ("pruned", "is_terminal", "finished") if key in last}
-        if note:
-            metadata["note"] = note
+        outputs = {"result": last["observation"]} if "observation" in last else None
+        if outputs is None and tool is None:
+            outputs = {"result": text_of(thought)}
+        elif outputs is None:
+            metadata["note"] = "no observation for this call"
         natives = [without(node, "children") for node in nodes]
         return self._add(place, "Action", parent, inputs, outputs, natives, metadata)
 
@@ -134,8 +126,8 @@ class _Tree:
         last = next((p.step for p in reversed(self._steps) if _gave_answer(p.step.arguments)), None)
         parent = str(last.id if last else self._steps[-1].step.id)
         outputs = None if answer is None else {"result": answer}
-        ended = {} if answer else {"note": "the search found no answer"}
-        self._add("end", "ProgramEnd", parent, {"program": PROGRAM}, outputs, [], ended)
+        about = {} if answer else {"note": "the search found no answer"}
+        self._add("end", "ProgramEnd", parent, {"program": PROGRAM}, outputs, [], about)
 
     def _add(
         self,
@@ -151,21 +143,20 @@ class _Tree:
         failed = isinstance(code, int) and code not in _ACCEPTED
         if failed and outputs:
             outputs = {"error": {"type": f"code {code}", "message": text_of(outputs["result"])}}
-        status = "error" if failed else "partial" if "note" in metadata else "ok"
         total = first_number(self._answer, "total_tokens") if kind == "ProgramEnd" else None
         fields = {
-            "id": str(stable_id("toolbench", self._key, place)),
-            "parent_id": parent,
-            "hop": len(self._steps),
             "step_type": kind,
             "inputs": inputs,
             "outputs": outputs,
+            "messages": nodes,
+            "id": str(stable_id("toolbench", self._key, place)),
+            "parent_id": parent,
+            "hop": len(self._steps),
             "metadata": {"format": "toolbench", **metadata},
             "run_id": self._run_id,
             "program_id": self._call_id if kind != "ProgramCall" else None,
-            "status": status,
+            "status": "error" if failed else "partial" if "note" in metadata else "ok",
             "metrics": {"total_tokens": total} if total is not None else None,
-            "messages": nodes,
         }
         step = agent_step(fields)
         self._steps.append(Parsed(self._record.line, step))
