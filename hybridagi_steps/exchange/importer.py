@@ -37,7 +37,7 @@ from hybridagi_steps.exchange.records import (
     ParsedScore,
     ParsedTrace,
     RunScores,
-    Said,
+    SessionPlace,
     Skipped,
     UnreadCounts,
     VectorOrigins,
@@ -226,17 +226,17 @@ class _Importer:
                     record = record._replace(step=fitting)
             else:
                 self._meet(there[step_id], record)
-            said = record.said
-            if said is None:
+            place = record.session
+            if place is None:
                 waiting += [record] * fresh
                 continue
             self._store(waiting)
             waiting = []
-            if said.begins:
-                self._begin(entry, said, str(record.step.session_id))
+            if place.begins:
+                self._begin(entry, place, str(record.step.session_id))
             self._unit += [record] * fresh
-            if said.messages:
-                self._take_unit(record.line, said.messages)
+            if place.messages:
+                self._take_unit(record.line, place.messages)
         self._store(waiting)
         self._store_units()
 
@@ -249,8 +249,8 @@ class _Importer:
         completed: list[Parsed] = []
         for record, metadata in zip(records, sourced, strict=True):
             step, defaults = record.step, self._defaults
-            if record.said is not None:
-                defaults = {"session_id": record.said.line or step.run_id, **defaults}
+            if record.session is not None:
+                defaults = {"session_id": record.session.line or step.run_id, **defaults}
             known = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
             step = step.model_copy(update={"metadata": metadata, **known})
             completed.append(record._replace(step=step))
@@ -293,16 +293,16 @@ class _Importer:
         except (InvalidStepError, UnknownRunError) as error:
             self._skip(told.line, str(error))
 
-    def _begin(self, record: Parsed, said: Said, session_id: str) -> None:
+    def _begin(self, record: Parsed, place: SessionPlace, session_id: str) -> None:
         """Begin a conversation; in a session that the caller names others may stand before it."""
         self._end_unit()
         given = record.step.session_id is None and "session_id" in self._defaults
-        branch_of = session_id if said.line else None
+        branch_of = session_id if place.line else None
         self._sessions.begin(
-            said.line or session_id,
-            anywhere=said.anywhere or given,
+            place.line or session_id,
+            anywhere=place.anywhere or given,
             branch_of=branch_of,
-            title=said.title,
+            title=place.title,
         )
 
     def report(self) -> ImportReport:

@@ -22,7 +22,7 @@ from hybridagi_steps.exchange.records import (
     Record,
     Records,
     RunScoresRead,
-    Said,
+    SessionPlace,
     Skipped,
     origin_of,
     read_each,
@@ -82,11 +82,11 @@ def parse(records: Records) -> Iterator[Entry]:
         except (BadRecordError, RecursionError) as error:
             yield refused(record, error)
             continue
-        said = None if session_id is None else Said([], session_id)
-        yield Parsed(record.line, step, said, embedder)
+        place = None if session_id is None else SessionPlace([], session_id)
+        yield Parsed(record.line, step, place, embedder)
     if chat:
         yield from _chat_steps(chat)
-    yield from scores.told.values()
+    yield from scores.scores.values()
 
 
 def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
@@ -145,8 +145,8 @@ def header_line(session_id: str, forks: str | None = None, last: Step | None = N
 
 def message_line(message: Step) -> bytes:
     """Return the line of a message."""
-    said = message.model_dump(mode="json", exclude_none=True)
-    return orjson.dumps({RECORD: "message", **said}) + b"\n"
+    fields = message.model_dump(mode="json", exclude_none=True)
+    return orjson.dumps({RECORD: "message", **fields}) + b"\n"
 
 
 def _session_line(line: int, fields: JsonObject, inside: str | None) -> Iterator[ParsedMessages]:

@@ -111,28 +111,26 @@ class _Thread:
 
     def steps(self) -> Iterator[Parsed | Skipped]:
         newest_first = sorted(self.leaves.values(), key=lambda c: c.id, reverse=True)
-        for place, checkpoint in enumerate(newest_first):
+        for place, checkpoint in enumerate((*newest_first, *self._dropped())):
             yield from read_each([checkpoint.record], partial(self._read, checkpoint, place))
-        if dropped := self._dropped():
-            yield from read_each([dropped.record], partial(self._read_dropped, dropped))
 
-    def _dropped(self) -> _Checkpoint | None:
-        """Return the messages that no newest checkpoint has, in their order, as the last one."""
-        kept = {own for leaf in self.leaves.values() for own in map(langchain_id, leaf.messages)}
-        holders = {own: holder for own, holder in self.holders.items() if own not in kept}
+    def _dropped(self) -> Iterator[_Checkpoint]:
+        """Yield the messages that no newest checkpoint has, in their order, as the last one."""
+        newest = {own for leaf in self.leaves.values() for own in map(langchain_id, leaf.messages)}
+        holders = {own: holder for own, holder in self.holders.items() if own not in newest}
         if not holders:
-            return None
+            return
         messages: list[Message] = []
         for holder in sorted({h.id: h for h in holders.values()}.values(), key=lambda c: c.id):
             messages += [m for m in holder.messages if holders.get(langchain_id(m) or "") is holder]
-        return replace(max(holders.values(), key=lambda c: c.id), messages=messages, extras={})
+        last = max(holders.values(), key=lambda c: c.id)
+        yield replace(last, id=_DROPPED, messages=messages, extras={})
 
     def _read(self, checkpoint: _Checkpoint, place: int, record: Record) -> list[Parsed | Skipped]:
-        return record_steps(record, self._conversation(checkpoint, first=place == 0))
-
-    def _read_dropped(self, dropped: _Checkpoint, record: Record) -> list[Parsed | Skipped]:
-        told = self._conversation(replace(dropped, id=_DROPPED), first=False)
-        return record_steps(record, replace(told, key=f"{told.key}@{_DROPPED}"))
+        conversation = self._conversation(checkpoint, first=place == 0)
+        if checkpoint.id == _DROPPED:
+            conversation.key += f"@{_DROPPED}"
+        return record_steps(record, conversation)
 
     def _conversation(self, checkpoint: _Checkpoint, *, first: bool) -> Conversation:
         reader = langchain_turns if is_langchain_message(checkpoint.messages[0]) else openai_turns

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
-from hybridagi_steps.exchange.formats.otlp_export import asked_text, said_text
+from hybridagi_steps.exchange.formats.otlp_export import answer_text, question_text
 from hybridagi_steps.messages.conversation import NOT_READ
-from hybridagi_steps.messages.parts import function_call
+from hybridagi_steps.messages.parts import function_call, json_text
 from hybridagi_steps.messages.turns import (
     Message,
     Turn,
@@ -29,10 +29,10 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import (
     BadRecordError,
     JsonObject,
-    as_json,
     as_list,
     as_object,
     is_one_of,
+    objects_in,
     text_of,
     without,
 )
@@ -98,7 +98,7 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
         outputs = step.outputs or {}
         if step.step_type is AgentStepType.ProgramCall:
             if step.program_id is None:
-                yield {"role": "user", "content": asked_text(step) or json.dumps(step.arguments)}
+                yield {"role": "user", "content": question_text(step) or json.dumps(step.arguments)}
         elif step.step_type is AgentStepType.Action and step.tool is not None:
             call = function_call(f"call_{number}", step.tool, json.dumps(step.arguments))
             yield {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -109,9 +109,9 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
         elif not ({"tool_calls", "error"} & outputs.keys() or _is_of_unknown_role(step)):
             if step.program_id is None and step.arguments and not _ends(step):
                 said = ""
-                yield {"role": "user", "content": asked_text(step)}
+                yield {"role": "user", "content": question_text(step)}
             inner = _ends(step) and step.program_id is not None
-            text = said_text(step)
+            text = answer_text(step)
             if text and text != said and not inner:
                 said = text
                 yield {"role": "assistant", "content": text}
@@ -153,7 +153,7 @@ def _user_content(content: object) -> Any:
 def _assistant(message: Message, place: int) -> Message:
     text = text_of(message.get("content")) or text_of(message.get("refusal"))
     found: Message = {"role": "assistant", "content": text or None}
-    calls = [_call(as_object(call), place) for call in as_list(message.get("tool_calls"))]
+    calls = [_call(call, place) for call in objects_in(message, "tool_calls")]
     if legacy := as_object(message.get("function_call")):
         calls.append(_call({"id": legacy.get("name"), "function": legacy}, place))
     if calls:
@@ -166,79 +166,49 @@ def _assistant(message: Message, place: int) -> Message:
 def _call(call: JsonObject, place: int) -> JsonObject:
     body = as_object(call.get("function") or call.get("custom"))
     given = body.get("arguments", body.get("input"))
-    arguments = given if isinstance(given, str) else as_json(given or {})
+    arguments = json_text(given or {})
     name = _NOT_IN_NAMES.sub("_", str(body.get("name") or "unknown"))[:_LONGEST_NAME]
     return function_call(str(call.get("id") or f"call_{place}"), name, arguments)
 
 
 def _valid(messages: list[Message], steps: Sequence[AgentStep]) -> list[Message] | None:
     """Return messages that keep the rules; None when no assistant is left."""
-    units = list(_units(_results_moved_up(messages)))
-    closing = _closing(units, steps)
-    if closing:
+    units = list(_units(messages))
+    if closing := _closing(units, steps):
         units.append([closing])
-    while units and (units[-1][-1]["role"] != "assistant"):
+    while units and units[-1][-1]["role"] != "assistant":
         units.pop()
-    found = [message for unit in units for message in unit]
-    opening = next((p for p, m in enumerate(found) if m["role"] != "system"), len(found))
-    if opening == len(found):
-        return None
-    if found[opening]["role"] != "user":
-        asked = next((step.purpose for step in steps if step.purpose), "")
-        if asked:
-            found.insert(opening, {"role": "user", "content": asked})
+    valid = [message for unit in units for message in unit]
+    opening = next((p for p, m in enumerate(valid) if m["role"] != "system"), len(valid))
+    if opening < len(valid) and valid[opening]["role"] != "user":
+        question = next((step.purpose for step in steps if step.purpose), "")
+        if question:
+            valid.insert(opening, {"role": "user", "content": question})
         elif not opening:
-            first = next((p for p, m in enumerate(found) if m["role"] == "user"), len(found))
-            found = found[first:]
-    return found if any(m["role"] == "assistant" for m in found) else None
-
-
-def _results_moved_up(messages: list[Message]) -> list[Message]:
-    """Put each result directly behind its call; others may have spoken before it came."""
-    groups: list[list[Message]] = []
-    waiting: dict[str, list[Message]] = {}
-    for message in messages:
-        if message["role"] == "tool":
-            call = waiting.pop(str(message["tool_call_id"]), None)
-            if call is not None:
-                call.append(message)
-                continue
-        groups.append([message])
-        for made in message.get("tool_calls", []):
-            waiting[made["id"]] = groups[-1]
-    return [message for group in groups for message in group]
+            first = next((p for p, m in enumerate(valid) if m["role"] == "user"), len(valid))
+            valid = valid[first:]
+    return valid if any(message["role"] == "assistant" for message in valid) else None
 
 
 def _units(messages: list[Message]) -> Iterator[list[Message]]:
-    """Yield single messages, and calls together with their results; drop halves of such pairs."""
-    place = 0
-    while place < len(messages):
-        message = messages[place]
-        place += 1
+    """Yield messages, calls together with their results, however late; drop halves of such pairs."""
+    groups: list[tuple[Message, dict[str, Message]]] = []
+    waiting: dict[str, dict[str, Message]] = {}
+    for message in messages:
         if message["role"] == "tool":
+            call_id = str(message["tool_call_id"])
+            if (answers := waiting.pop(call_id, None)) is not None:
+                answers[call_id] = {**message, "tool_call_id": call_id}
             continue
-        if "tool_calls" not in message:
-            if message["role"] != "assistant" or message["content"]:
-                yield [message]
-            continue
-        results: dict[str, Message] = {}
-        while place < len(messages) and messages[place]["role"] == "tool":
-            results.setdefault(str(messages[place]["tool_call_id"]), messages[place])
-            place += 1
-        yield from _answered(message, results)
-
-
-def _answered(message: Message, results: dict[str, Message]) -> Iterator[list[Message]]:
-    calls: list[Any] = []
-    answers: list[Message] = []
-    for call in cast("list[Any]", message["tool_calls"]):
-        if result := results.pop(call["id"], None):
-            calls.append(call)
-            answers.append({**result, "tool_call_id": call["id"]})
-    if calls:
-        yield [{**message, "tool_calls": calls}, *answers]
-    elif message["content"]:
-        yield [without(message, "tool_calls")]
+        groups.append((message, {}))
+        waiting |= {call["id"]: groups[-1][1] for call in message.get("tool_calls", [])}
+    for message, answers in groups:
+        calls = [call for call in message.get("tool_calls", []) if call["id"] in answers]
+        calls = list({call["id"]: call for call in reversed(calls)}.values())[::-1]
+        if calls:
+            yield [{**message, "tool_calls": calls}, *(answers[call["id"]] for call in calls)]
+        elif message["role"] != "assistant" or message["content"]:
+            yield [without(message, "tool_calls")]
 
 
 def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message | None:
@@ -248,16 +218,15 @@ def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message 
     last = steps[-1]
     if last.step_type is not AgentStepType.ProgramEnd or "error" in (last.outputs or {}):
         return None
-    text = text_of(last.arguments.get("final_answer")) or said_text(last)
+    text = text_of(last.arguments.get("final_answer")) or answer_text(last)
     return {"role": "assistant", "content": text} if text else None
 
 
 def _tools(steps: Sequence[AgentStep]) -> list[Any]:
-    """Return the tools that the run was given, where its messages said so."""
+    """Return the run's tools, where its messages came with them."""
     about = as_object((steps[0].metadata or {}).get("conversation"))
     tools: list[Any] = []
-    for given in as_list(about.get("tools")):
-        tool = as_object(given)
+    for tool in objects_in(about, "tools"):
         if "function" in tool:
             tools.append(tool)
         elif isinstance(tool.get("name"), str) and "input_schema" in tool:

@@ -18,9 +18,9 @@ from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
 from hybridagi_steps.records.json_reading import (
     JsonObject,
     as_json,
-    as_list,
     as_object,
     last_user_text,
+    objects_in,
     without,
 )
 
@@ -46,7 +46,7 @@ def request_lines(steps: Sequence[AgentStep]) -> Iterator[bytes]:
         yield as_json(request).encode() + b"\n"
 
 
-def asked_text(step: AgentStep) -> str:
+def question_text(step: AgentStep) -> str:
     """Return what a program or model was asked: its arguments, else why it was called."""
     given = step.arguments
     if not given:
@@ -57,7 +57,7 @@ def asked_text(step: AgentStep) -> str:
     return first if isinstance(first, str) else last_user_text(first) or as_json(given)
 
 
-def said_text(step: AgentStep) -> str:
+def answer_text(step: AgentStep) -> str:
     """Return what a model or program gave back as text: its result, its choice, or its fields."""
     outputs = step.outputs or {}
     found = outputs.get("result", outputs.get("choice"))
@@ -139,9 +139,12 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[JsonObject, str,
             names.RESULT[0]: None if step.result is None else as_json(step.result),
         }
         return attributes, f"{EXECUTE_TOOL} {step.tool}", _INTERNAL
+    last = end or step
+    calls = objects_in(last.outputs, "tool_calls")
+    answer = [*_text_parts(answer_text(last)), *map(_call_part, calls)]
     attributes = {
-        names.INPUT_MESSAGES[0]: _asked(step),
-        names.OUTPUT_MESSAGES[0]: _said(end or step),
+        names.INPUT_MESSAGES[0]: _messages("user", _text_parts(question_text(step))),
+        names.OUTPUT_MESSAGES[0]: _messages("assistant", answer, finish_reason="stop"),
     }
     if is_program:
         program = step.program or "program"
@@ -175,23 +178,19 @@ def _error_of(step: AgentStep) -> JsonObject:
     return as_object(found if isinstance(found, dict) else {"type": "Error", "message": found})
 
 
-def _asked(step: AgentStep) -> str | None:
-    if not (asked := asked_text(step)):
-        return None
-    return as_json([{"role": "user", "parts": [{"type": "text", "content": asked}]}])
+def _text_parts(text: str) -> list[JsonObject]:
+    return [{"type": "text", "content": text}] if text else []
 
 
-def _said(step: AgentStep) -> str | None:
-    """Return what was answered as the conventions write it, None when nothing was."""
-    text = said_text(step)
-    parts: list[JsonObject] = [{"type": "text", "content": text}] if text else []
-    for call in map(as_object, as_list((step.outputs or {}).get("tool_calls"))):
-        body = as_object(call.get("function")) or call
-        found = {"name": body.get("name"), "arguments": body.get("arguments")}
-        parts.append({"type": "tool_call", "id": call.get("id"), **found})
-    if not parts:
-        return None
-    return as_json([{"role": "assistant", "parts": parts, "finish_reason": "stop"}])
+def _messages(role: str, parts: list[JsonObject], **about: str) -> str | None:
+    """Return a message as the conventions write it, None when it says nothing."""
+    return as_json([{"role": role, "parts": parts, **about}]) if parts else None
+
+
+def _call_part(call: JsonObject) -> JsonObject:
+    body = as_object(call.get("function")) or call
+    fields = {key: body.get(key) for key in ("name", "arguments")}
+    return {"type": "tool_call", "id": call.get("id"), **fields}
 
 
 def _trace_id(run_id: str) -> str:

@@ -13,7 +13,7 @@ for queries. Rows are read and written in batches, so memory stays constant. Nee
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -83,16 +83,7 @@ def holds_steps(path: Path) -> bool:
 
 def rows(path: Path) -> Iterator[Record]:
     """Yield the rows of a file as they are, without the fields that are null."""
-    pyarrow = required()
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=BATCH):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Record(number, _without_nulls(row))
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+    return (record._replace(value=_without_nulls(record.value)) for record in _records(path))
 
 
 def _without_nulls(value: Any) -> Any:
@@ -107,28 +98,32 @@ def _without_nulls(value: Any) -> Any:
 
 def parse(path: Path) -> Iterator[Parsed | Skipped]:
     """Yield the steps of a file, each with the number of its row, from 1."""
-    return read_each(_records(path), _step)
+    return read_each(_records(path, _with_whole_times), _step)
 
 
-def _records(path: Path) -> Iterator[Record]:
-    pyarrow = required()
+def _records(path: Path, prepared: Callable[[Any], Any] | None = None) -> Iterator[Record]:
+    """Yield the rows of a file, numbered from 1; `prepared` sees each batch first."""
+    pyarrow, number = required(), 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            known = set(file.schema_arrow.names)
-            if not {"id", "step_type", "created_at"} <= known:
+            if prepared and not {"id", "step_type", "created_at"} <= {*file.schema_arrow.names}:
                 raise ExchangeError(f"{path} holds no steps: no column step_type.")
-            number = 0
             for batch in file.iter_batches(batch_size=BATCH):
-                place = batch.schema.get_field_index("created_at")
-                whole = batch.column(place).cast(pyarrow.timestamp("us", "UTC"))
-                times = whole.cast(pyarrow.int64())
-                rows = batch.set_column(place, "created_at", times).to_pylist()
-                for number, row in enumerate(rows, start=number + 1):  # noqa: B020 - goes on
+                for row in (prepared(batch) if prepared else batch).to_pylist():
+                    number += 1
                     yield Record(number, row)
     except ExchangeError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+
+
+def _with_whole_times(batch: Any) -> Any:
+    """Return a batch with its times as microseconds."""
+    pyarrow = required()
+    place = batch.schema.get_field_index("created_at")
+    times = batch.column(place).cast(pyarrow.timestamp("us", "UTC")).cast(pyarrow.int64())
+    return batch.set_column(place, "created_at", times)
 
 
 def _schema(pyarrow: Any, *, vectors: bool) -> Any:
