@@ -24,16 +24,9 @@ from hybridagi_steps.messages.conversation import (
     Conversation,
     conversation_steps,
 )
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_list,
-    as_object,
-    as_text,
-    known_fields,
-    without,
-)
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.validation import without_parent
 
@@ -176,7 +169,7 @@ class UnreadCounts:
 
         A step that `is_own`, in our own format, is understood whatever it holds.
         """
-        labels = as_list((step.metadata or {}).get(NOT_READ))
+        labels = js.as_list((step.metadata or {}).get(NOT_READ))
         is_empty = _is_empty(step)
         if not labels and is_empty and step.step_type is AgentStepType.Action:
             labels = ["step of type Action without words, arguments or result"]
@@ -279,7 +272,7 @@ def origin_of(fields: JsonObject) -> tuple[JsonObject, str | None]:
     name = fields.get(VECTOR_EMBEDDER)
     if not isinstance(name, str) or fields.get("vector") is None:
         return fields, None
-    return without(fields, VECTOR_EMBEDDER), name
+    return js.without(fields, VECTOR_EMBEDDER), name
 
 
 class VectorOrigins:
@@ -329,7 +322,7 @@ class RunScores:
         if score is None or step.run_id is None or step.run_id in self._written:
             return step
         self._written.add(step.run_id)
-        fields = known_fields(value=score[0], feedback=score[1])
+        fields = js.known_fields(value=score[0], feedback=score[1])
         return step.model_copy(update={RUN_SCORE: fields})
 
 
@@ -341,13 +334,13 @@ class RunScoresRead:
 
     def without(self, line: int, fields: JsonObject) -> JsonObject:
         """Return the fields of a step without the score of its run."""
-        run_id, score = fields.get("run_id"), as_object(fields.get(RUN_SCORE))
+        run_id, score = fields.get("run_id"), js.as_object(fields.get(RUN_SCORE))
         if not isinstance(run_id, str):
             return fields
         if isinstance(value := score.get("value"), int | float):
-            read = ParsedScore(line, run_id, float(value), as_text(score.get("feedback")))
+            read = ParsedScore(line, run_id, float(value), js.as_text(score.get("feedback")))
             self.scores.setdefault(run_id, read)
-            fields = without(fields, RUN_SCORE)
+            fields = js.without(fields, RUN_SCORE)
         own = self.scores.get(run_id)
         inherits = own is not None and fields.get("score") == own.score
         return {**fields, "score": None} if inherits else fields

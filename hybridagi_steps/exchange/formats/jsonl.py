@@ -32,22 +32,16 @@ from hybridagi_steps.exchange.records import (
 from hybridagi_steps.messages.conversation import Conversation, content_key
 from hybridagi_steps.messages.response_items import is_item
 from hybridagi_steps.messages.turns import Message, openai_turns
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    agent_step,
-    as_object,
-    stable_id,
-    whole_number,
-)
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 from hybridagi_steps.records.json_values import first_fault
 from hybridagi_steps.records.message import Step
 
 
 def recognises(value: object) -> bool:
     """Whether a record is a step, or a message of a session."""
-    record = as_object(value)
+    record = js.as_object(value)
     if "step_type" in record or is_session_line(record):
         return True
     return ("role" in record and "messages" not in record) or is_item(value)
@@ -78,7 +72,7 @@ def parse(records: Records) -> Iterator[Entry]:
             if "id" not in fields:
                 fields = _named(fields, nameless)
             fields, embedder = origin_of(fields)
-            step = agent_step(scores.without(record.line, fields))
+            step = js.agent_step(scores.without(record.line, fields))
         except (BadRecordError, RecursionError) as error:
             yield refused(record, error)
             continue
@@ -98,7 +92,7 @@ def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
 def _fields(value: object) -> JsonObject:
     if not isinstance(value, dict):
         raise BadRecordError(f"a step is an object, this is a JSON {type(value).__name__}")
-    found = as_object(value)
+    found = js.as_object(value)
     if not found.keys() & {"step_type", "role", RECORD} and not is_item(found):
         raise BadRecordError("neither a step (no step_type) nor a message (no role)")
     return found
@@ -108,7 +102,7 @@ def _named(fields: JsonObject, nameless: Counter[str]) -> JsonObject:
     """Give a step without an id the one that its content and its place among equals give."""
     key = content_key(fields)
     nameless[key] += 1
-    return {**fields, "id": str(stable_id("step", key, str(nameless[key])))}
+    return {**fields, "id": str(js.stable_id("step", key, str(nameless[key])))}
 
 
 def _chat_steps(chat: list[Record]) -> Iterator[Parsed | Skipped]:
@@ -166,7 +160,7 @@ def _header(line: int, fields: JsonObject) -> ParsedMessages:
         raise BadRecordError("a session without a session_id")
     if not fields.keys() & {"forks", "shares", "last"}:
         return ParsedMessages(line, session_id, [])
-    shares, last = whole_number(fields.get("shares")), fields.get("last")
+    shares, last = js.whole_number(fields.get("shares")), fields.get("last")
     if not shares or not isinstance(last, str):
         raise BadRecordError("a fork without the number of messages it shares, or the last's id")
     return ParsedMessages(line, session_id, [], shares, last)

@@ -25,17 +25,9 @@ from hybridagi_steps.messages.turns import (
     langchain_turns,
     openai_turns,
 )
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_list,
-    as_object,
-    is_one_of,
-    objects_in,
-    text_of,
-    without,
-)
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 _TURNS = {
     "openai": openai_turns,
@@ -63,7 +55,7 @@ def links_up(step: AgentStep) -> list[str]:
     metadata = step.metadata or {}
     if step.parent_id is None or "message_indexes" not in metadata:
         return []
-    return [id_text(step.parent_id), *map(str, as_list(metadata.get("joins")))]
+    return [id_text(step.parent_id), *map(str, js.as_list(metadata.get("joins")))]
 
 
 def _kept(steps: Sequence[AgentStep]) -> list[Message]:
@@ -72,22 +64,22 @@ def _kept(steps: Sequence[AgentStep]) -> list[Message]:
     forms: list[Any] = []
     for step in steps:
         metadata = step.metadata or {}
-        natives = as_list((step.model_extra or {}).get("messages"))
-        places = as_list(metadata.get("message_indexes"))
+        natives = js.as_list((step.model_extra or {}).get("messages"))
+        places = js.as_list(metadata.get("message_indexes"))
         if len(places) != len(natives) or not all(isinstance(p, int) for p in places):
             places = [len(placed) + number for number in range(len(natives))]
-        placed += zip(places, map(as_object, natives), strict=True)
+        placed += zip(places, map(js.as_object, natives), strict=True)
         if natives:
             forms.append(metadata.get("format", "openai"))
-    if not placed or not is_one_of(forms[0], _TURNS) or forms.count(forms[0]) < len(forms):
+    if not placed or not js.is_one_of(forms[0], _TURNS) or forms.count(forms[0]) < len(forms):
         return []
     native = [message for _, message in sorted(placed, key=lambda pair: pair[0])]
     try:
         turns: list[Turn] = _TURNS[forms[0]](native)
     except BadRecordError:
         return []
-    about = as_object((steps[0].metadata or {}).get("conversation"))
-    prompt = text_of(about.get("system"))
+    about = js.as_object((steps[0].metadata or {}).get("conversation"))
+    prompt = js.text_of(about.get("system"))
     return [*([{"role": "system", "content": prompt}] if prompt else []), *(t.view for t in turns)]
 
 
@@ -118,7 +110,7 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
 
 
 def _is_of_unknown_role(step: AgentStep) -> bool:
-    labels = as_list((step.metadata or {}).get(NOT_READ))
+    labels = js.as_list((step.metadata or {}).get(NOT_READ))
     return any(str(label).startswith("message of role") for label in labels)
 
 
@@ -134,27 +126,27 @@ def _plain(messages: list[Message]) -> list[Message]:
         if role == "user":
             plain.append({"role": "user", "content": _user_content(content)})
         elif role in ("system", "developer"):
-            plain.append({"role": "system", "content": text_of(content)})
+            plain.append({"role": "system", "content": js.text_of(content)})
         elif role in ("tool", "function"):
             call_id = message.get("tool_call_id") or message.get("name")
-            plain.append({"role": "tool", "tool_call_id": call_id, "content": text_of(content)})
+            plain.append({"role": "tool", "tool_call_id": call_id, "content": js.text_of(content)})
         elif role == "assistant":
             plain.append(_assistant(message, place))
     return plain
 
 
 def _user_content(content: object) -> Any:
-    parts = as_list(content)
-    if parts and all(is_one_of(as_object(part).get("type"), _USER_PARTS) for part in parts):
+    parts = js.as_list(content)
+    if parts and all(js.is_one_of(js.as_object(part).get("type"), _USER_PARTS) for part in parts):
         return parts
-    return text_of(content)
+    return js.text_of(content)
 
 
 def _assistant(message: Message, place: int) -> Message:
-    text = text_of(message.get("content")) or text_of(message.get("refusal"))
+    text = js.text_of(message.get("content")) or js.text_of(message.get("refusal"))
     found: Message = {"role": "assistant", "content": text or None}
-    calls = [_call(call, place) for call in objects_in(message, "tool_calls")]
-    if legacy := as_object(message.get("function_call")):
+    calls = [_call(call, place) for call in js.objects_in(message, "tool_calls")]
+    if legacy := js.as_object(message.get("function_call")):
         calls.append(_call({"id": legacy.get("name"), "function": legacy}, place))
     if calls:
         found["tool_calls"] = calls
@@ -164,7 +156,7 @@ def _assistant(message: Message, place: int) -> Message:
 
 
 def _call(call: JsonObject, place: int) -> JsonObject:
-    body = as_object(call.get("function") or call.get("custom"))
+    body = js.as_object(call.get("function") or call.get("custom"))
     given = body.get("arguments", body.get("input"))
     arguments = json_text(given or {})
     name = _NOT_IN_NAMES.sub("_", str(body.get("name") or "unknown"))[:_LONGEST_NAME]
@@ -191,7 +183,7 @@ def _valid(messages: list[Message], steps: Sequence[AgentStep]) -> list[Message]
 
 
 def _units(messages: list[Message]) -> Iterator[list[Message]]:
-    """Yield messages, calls together with their results, however late; drop halves of such pairs."""
+    """Yield messages, calls together with their results, however late; drop halves of pairs."""
     groups: list[tuple[Message, dict[str, Message]]] = []
     waiting: dict[str, dict[str, Message]] = {}
     for message in messages:
@@ -208,7 +200,7 @@ def _units(messages: list[Message]) -> Iterator[list[Message]]:
         if calls:
             yield [{**message, "tool_calls": calls}, *(answers[call["id"]] for call in calls)]
         elif message["role"] != "assistant" or message["content"]:
-            yield [without(message, "tool_calls")]
+            yield [js.without(message, "tool_calls")]
 
 
 def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message | None:
@@ -218,15 +210,15 @@ def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message 
     last = steps[-1]
     if last.step_type is not AgentStepType.ProgramEnd or "error" in (last.outputs or {}):
         return None
-    text = text_of(last.arguments.get("final_answer")) or answer_text(last)
+    text = js.text_of(last.arguments.get("final_answer")) or answer_text(last)
     return {"role": "assistant", "content": text} if text else None
 
 
 def _tools(steps: Sequence[AgentStep]) -> list[Any]:
     """Return the run's tools, where its messages came with them."""
-    about = as_object((steps[0].metadata or {}).get("conversation"))
+    about = js.as_object((steps[0].metadata or {}).get("conversation"))
     tools: list[Any] = []
-    for tool in objects_in(about, "tools"):
+    for tool in js.objects_in(about, "tools"):
         if "function" in tool:
             tools.append(tool)
         elif isinstance(tool.get("name"), str) and "input_schema" in tool:

@@ -14,15 +14,9 @@ from hybridagi_steps.exchange import span_dialects as names
 from hybridagi_steps.exchange.formats import otlp
 from hybridagi_steps.exchange.span_dialects import CHAT, EXECUTE_TOOL, INVOKE_AGENT, OPERATION
 from hybridagi_steps.exchange.spans import nanoseconds
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_json,
-    as_object,
-    last_user_text,
-    objects_in,
-    without,
-)
+from hybridagi_steps.records.json_reading import JsonObject
 
 SPANS_PER_REQUEST = 500
 """Spans in one request, which is one line."""
@@ -43,7 +37,7 @@ def request_lines(steps: Sequence[AgentStep]) -> Iterator[bytes]:
         page = spans[place : place + SPANS_PER_REQUEST]
         scoped = [{"scope": {"name": "hybridagi_steps"}, "spans": page}]
         request = {"resourceSpans": [{"resource": resource, "scopeSpans": scoped}]}
-        yield as_json(request).encode() + b"\n"
+        yield js.as_json(request).encode() + b"\n"
 
 
 def question_text(step: AgentStep) -> str:
@@ -53,8 +47,8 @@ def question_text(step: AgentStep) -> str:
         return step.purpose
     [first, *others] = given.values()
     if others:
-        return as_json(given)
-    return first if isinstance(first, str) else last_user_text(first) or as_json(given)
+        return js.as_json(given)
+    return first if isinstance(first, str) else js.last_user_text(first) or js.as_json(given)
 
 
 def answer_text(step: AgentStep) -> str:
@@ -62,8 +56,8 @@ def answer_text(step: AgentStep) -> str:
     outputs = step.outputs or {}
     found = outputs.get("result", outputs.get("choice"))
     if found is None:
-        found = without(outputs, "error", "tool_calls") or ""
-    return found if isinstance(found, str) else as_json(found)
+        found = js.without(outputs, "error", "tool_calls") or ""
+    return found if isinstance(found, str) else js.as_json(found)
 
 
 def _spans(steps: Sequence[AgentStep]) -> Iterator[JsonObject]:
@@ -135,12 +129,12 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[JsonObject, str,
         attributes: JsonObject = {
             OPERATION: EXECUTE_TOOL,
             names.TOOL_NAMES[0]: step.tool,
-            names.ARGUMENTS[0]: as_json(step.arguments),
-            names.RESULT[0]: None if step.result is None else as_json(step.result),
+            names.ARGUMENTS[0]: js.as_json(step.arguments),
+            names.RESULT[0]: None if step.result is None else js.as_json(step.result),
         }
         return attributes, f"{EXECUTE_TOOL} {step.tool}", _INTERNAL
     last = end or step
-    calls = objects_in(last.outputs, "tool_calls")
+    calls = js.objects_in(last.outputs, "tool_calls")
     answer = [*_text_parts(answer_text(last)), *map(_call_part, calls)]
     attributes = {
         names.INPUT_MESSAGES[0]: _messages("user", _text_parts(question_text(step))),
@@ -175,7 +169,7 @@ def _times(step: AgentStep, end: AgentStep | None) -> tuple[int, int]:
 
 def _error_of(step: AgentStep) -> JsonObject:
     found: object = (step.outputs or {}).get("error") or ""
-    return as_object(found if isinstance(found, dict) else {"type": "Error", "message": found})
+    return js.as_object(found if isinstance(found, dict) else {"type": "Error", "message": found})
 
 
 def _text_parts(text: str) -> list[JsonObject]:
@@ -184,11 +178,11 @@ def _text_parts(text: str) -> list[JsonObject]:
 
 def _messages(role: str, parts: list[JsonObject], **about: str) -> str | None:
     """Return a message as the conventions write it, None when it says nothing."""
-    return as_json([{"role": role, "parts": parts, **about}]) if parts else None
+    return js.as_json([{"role": role, "parts": parts, **about}]) if parts else None
 
 
 def _call_part(call: JsonObject) -> JsonObject:
-    body = as_object(call.get("function")) or call
+    body = js.as_object(call.get("function")) or call
     fields = {key: body.get(key) for key in ("name", "arguments")}
     return {"type": "tool_call", "id": call.get("id"), **fields}
 
