@@ -15,20 +15,8 @@ from collections.abc import Iterator
 import orjson
 from pydantic import ValidationError
 
-from hybridagi_steps.exchange.records import (
-    Entry,
-    Parsed,
-    ParsedMessages,
-    Record,
-    Records,
-    RunScoresRead,
-    SessionPlace,
-    Skipped,
-    origin_of,
-    read_each,
-    record_steps,
-    refused,
-)
+from hybridagi_steps.exchange import records as entries
+from hybridagi_steps.exchange.records import Entry, Parsed, Record, Records, Skipped
 from hybridagi_steps.messages.conversation import Conversation, content_key
 from hybridagi_steps.messages.response_items import is_item
 from hybridagi_steps.messages.turns import Message, openai_turns
@@ -51,7 +39,7 @@ def parse(records: Records) -> Iterator[Entry]:
     """Yield the steps of records, and the messages of sessions that we wrote."""
     chat: list[Record] = []
     nameless: Counter[str] = Counter()
-    scores, session_id = RunScoresRead(), None
+    scores, session_id = entries.RunScoresRead(), None
     for record in records:
         if isinstance(record, Skipped):
             yield record
@@ -71,12 +59,12 @@ def parse(records: Records) -> Iterator[Entry]:
                 continue
             if "id" not in fields:
                 fields = _named(fields, nameless)
-            fields, embedder = origin_of(fields)
+            fields, embedder = entries.origin_of(fields)
             step = js.agent_step(scores.without(record.line, fields))
         except (BadRecordError, RecursionError) as error:
-            yield refused(record, error)
+            yield entries.refused(record, error)
             continue
-        place = None if session_id is None else SessionPlace([], session_id)
+        place = None if session_id is None else entries.SessionPlace([], session_id)
         yield Parsed(record.line, step, place, embedder)
     if chat:
         yield from _chat_steps(chat)
@@ -106,7 +94,9 @@ def _named(fields: JsonObject, nameless: Counter[str]) -> JsonObject:
 
 
 def _chat_steps(chat: list[Record]) -> Iterator[Parsed | Skipped]:
-    return read_each(chat[:1], lambda record: record_steps(record, _conversation(chat)))
+    return entries.read_each(
+        chat[:1], lambda record: entries.record_steps(record, _conversation(chat))
+    )
 
 
 def _conversation(chat: list[Record]) -> Conversation:
@@ -143,27 +133,29 @@ def message_line(message: Step) -> bytes:
     return orjson.dumps({RECORD: "message", **fields}) + b"\n"
 
 
-def _session_line(line: int, fields: JsonObject, inside: str | None) -> Iterator[ParsedMessages]:
+def _session_line(
+    line: int, fields: JsonObject, inside: str | None
+) -> Iterator[entries.ParsedMessages]:
     """Yield a session's header or message; `inside` is the session that the line before is of."""
     if fields[RECORD] == "session":
         yield _header(line, fields)
         return
     message = _message(fields)
     if message.session_id != inside:
-        yield ParsedMessages(line, message.session_id, [])  # its header is missing
-    yield ParsedMessages(line, message.session_id, [message])
+        yield entries.ParsedMessages(line, message.session_id, [])  # its header is missing
+    yield entries.ParsedMessages(line, message.session_id, [message])
 
 
-def _header(line: int, fields: JsonObject) -> ParsedMessages:
+def _header(line: int, fields: JsonObject) -> entries.ParsedMessages:
     session_id = fields.get("session_id")
     if not isinstance(session_id, str) or not session_id:
         raise BadRecordError("a session without a session_id")
     if not fields.keys() & {"forks", "shares", "last"}:
-        return ParsedMessages(line, session_id, [])
+        return entries.ParsedMessages(line, session_id, [])
     shares, last = js.whole_number(fields.get("shares")), fields.get("last")
     if not shares or not isinstance(last, str):
         raise BadRecordError("a fork without the number of messages it shares, or the last's id")
-    return ParsedMessages(line, session_id, [], shares, last)
+    return entries.ParsedMessages(line, session_id, [], shares, last)
 
 
 def _message(fields: JsonObject) -> Step:

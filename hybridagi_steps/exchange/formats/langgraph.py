@@ -20,14 +20,8 @@ from functools import partial
 
 from pydantic import JsonValue
 
-from hybridagi_steps.exchange.records import (
-    Parsed,
-    Record,
-    Records,
-    Skipped,
-    read_each,
-    record_steps,
-)
+from hybridagi_steps.exchange import records as entries
+from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, Conversation, content_key
 from hybridagi_steps.messages.turns import (
     Message,
@@ -69,7 +63,7 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
             threads.setdefault(checkpoint.thread, _Thread()).take(checkpoint)
         return []
 
-    yield from read_each(records, take)
+    yield from entries.read_each(records, take)
     for thread in threads.values():
         yield from thread.steps()
 
@@ -112,7 +106,9 @@ class _Thread:
     def steps(self) -> Iterator[Parsed | Skipped]:
         newest_first = sorted(self.leaves.values(), key=lambda c: c.id, reverse=True)
         for place, checkpoint in enumerate((*newest_first, *self._dropped())):
-            yield from read_each([checkpoint.record], partial(self._read, checkpoint, place))
+            yield from entries.read_each(
+                [checkpoint.record], partial(self._read, checkpoint, place)
+            )
 
     def _dropped(self) -> Iterator[_Checkpoint]:
         """Yield the messages that no newest checkpoint has, in their order, as the last one."""
@@ -130,7 +126,7 @@ class _Thread:
         conversation = self._conversation(checkpoint, first=place == 0)
         if checkpoint.id == _DROPPED:
             conversation.key += f"@{_DROPPED}"
-        return record_steps(record, conversation)
+        return entries.record_steps(record, conversation)
 
     def _conversation(self, checkpoint: _Checkpoint, *, first: bool) -> Conversation:
         reader = langchain_turns if is_langchain_message(checkpoint.messages[0]) else openai_turns

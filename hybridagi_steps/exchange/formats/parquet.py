@@ -20,14 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
-from hybridagi_steps.exchange.records import (
-    VECTOR_EMBEDDER,
-    Parsed,
-    Record,
-    Skipped,
-    origin_of,
-    read_each,
-)
+from hybridagi_steps.exchange import records as entries
+from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.records.agent_step import NAME_FIELDS, AgentStep, id_text
 from hybridagi_steps.records.json_reading import BadRecordError, agent_step, as_object
 
@@ -98,7 +92,7 @@ def _without_nulls(value: Any) -> Any:
 
 def parse(path: Path) -> Iterator[Parsed | Skipped]:
     """Yield the steps of a file, each with the number of its row, from 1."""
-    return read_each(_records(path, _with_whole_times), _step)
+    return entries.read_each(_records(path, _with_whole_times), _step)
 
 
 def _records(path: Path, prepared: Callable[[Any], Any] | None = None) -> Iterator[Record]:
@@ -143,7 +137,7 @@ def _schema(pyarrow: Any, *, vectors: bool) -> Any:
     }
     if vectors:
         fields["vector"] = pyarrow.list_(pyarrow.float64())
-        fields[VECTOR_EMBEDDER] = text
+        fields[entries.VECTOR_EMBEDDER] = text
     return pyarrow.schema(list(fields.items()))
 
 
@@ -164,8 +158,8 @@ def _row(step: AgentStep, *, vectors: bool) -> dict[str, Any]:
     extra = dict(step.model_extra or {})
     if vectors:
         row["vector"] = step.vector
-        if isinstance(extra.get(VECTOR_EMBEDDER), str):
-            row[VECTOR_EMBEDDER] = extra.pop(VECTOR_EMBEDDER)
+        if isinstance(extra.get(entries.VECTOR_EMBEDDER), str):
+            row[entries.VECTOR_EMBEDDER] = extra.pop(entries.VECTOR_EMBEDDER)
     row["extra"] = _json(extra or None)
     return row
 
@@ -179,7 +173,7 @@ def _step(record: Record) -> list[Parsed | Skipped]:
     extra = as_object(fields.pop("extra", {}))
     if isinstance(row.get("created_at"), int):
         fields["created_at"] = _EPOCH + row["created_at"] * _MICROSECOND
-    fields, embedder = origin_of({**extra, **fields})
+    fields, embedder = entries.origin_of({**extra, **fields})
     return [Parsed(record.line, agent_step(fields), embedder=embedder)]
 
 
