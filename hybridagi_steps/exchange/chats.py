@@ -19,16 +19,8 @@ from hybridagi_steps.exchange.records import Entry, Parsed, Record, Records, Ski
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, Conversation, content_key
 from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import Message, Turn, openai_turns
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_list,
-    as_object,
-    known_fields,
-    text_in,
-    time_of,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 MAX_GATHERED = 200_000
 """Records of one conversation that are gathered; a longer one is refused."""
@@ -42,12 +34,12 @@ in a list, or a function that tells."""
 def has_shape(value: object, shape: Shape) -> bool:
     """Whether a JSON value has a shape; an object may have further members."""
     if isinstance(shape, dict):
-        fields, members = as_object(value), as_object(shape)
+        fields, members = js.as_object(value), js.as_object(shape)
         return members.keys() <= fields.keys() and all(
             has_shape(fields[name], member) for name, member in members.items()
         )
     if isinstance(shape, list):
-        items, (first,) = as_list(value), as_list(shape)
+        items, (first,) = js.as_list(value), js.as_list(shape)
         return bool(items) and has_shape(items[0], first)
     if isinstance(shape, set):
         return isinstance(value, str) and value in shape
@@ -156,7 +148,7 @@ def gathered(
         if isinstance(record, Skipped):
             yield record
             continue
-        value = as_object(record.value)
+        value = js.as_object(record.value)
         if (own := session(value)) is not None:
             last = own
         group = groups.setdefault(last, Record(record.line, []))
@@ -197,8 +189,8 @@ def message(
     role: str, content: object, native: Message | None = None, /, **fields: object
 ) -> ChatMessage:
     """Return a message; its time is that of the native one, fields that are None are left out."""
-    view: Message = {"role": role, "content": content, **known_fields(**fields)}
-    return ChatMessage(view, native, time_of(native) if native else None)
+    view: Message = {"role": role, "content": content, **js.known_fields(**fields)}
+    return ChatMessage(view, native, js.time_of(native) if native else None)
 
 
 def result(
@@ -241,12 +233,12 @@ def message_list(
     value: object, format_name: str, turns: Callable[[list[Message]], list[Turn]]
 ) -> Conversation:
     """Return a list of messages, or an object that holds one, as a conversation."""
-    messages: object = as_list(value) or as_object(value).get("messages")
+    messages: object = js.as_list(value) or js.as_object(value).get("messages")
     if not isinstance(messages, list):
         raise BadRecordError("no list of messages")
     if not messages:
         raise BadRecordError("an empty list of messages")
-    extras, messages = without(value, "messages"), as_list(messages)
+    extras, messages = js.without(value, "messages"), js.as_list(messages)
     for place, item in enumerate(messages, start=1):
         if not isinstance(item, dict):
             raise BadRecordError(f"message {place} is not an object")
@@ -255,9 +247,9 @@ def message_list(
         turns(messages),
         key=f"conversation:{own_id}" if own_id else content_key(messages),
         format=format_name,
-        session_id=text_in(extras, "session_id"),
+        session_id=js.text_in(extras, "session_id"),
         run_id=own_id if own_id and len(own_id) <= LONGEST_RUN_ID else None,
-        created_at=time_of(extras),
+        created_at=js.time_of(extras),
         extras=extras,
     )
 

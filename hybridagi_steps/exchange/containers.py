@@ -11,24 +11,29 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from hybridagi_steps.errors import ExchangeError
+from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange.databases import MAGIC, database_records
 from hybridagi_steps.exchange.formats import format_of_first, otlp_protobuf, parquet, parse_as
 from hybridagi_steps.exchange.reader import Source, opened, reading_errors
-from hybridagi_steps.exchange.records import Entry, Record
+from hybridagi_steps.exchange.records import Entry, Record, Skipped
 from hybridagi_steps.records.json_reading import as_object
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _ZSTANDARD = 93
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj")
-"""How the names of files end that are looked at in a folder or a zip."""
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".traj", ".af")
+"""How the names of files end that are tried in a zip."""
+_IN_FOLDERS = (*SUFFIXES, ".eval", ".parquet")
+
+
+Progress = Callable[[int], tuple[int, int]]
+"""Returns how much was read, and how much there is, by the line that was read last."""
 
 
 class Member(NamedTuple):
@@ -38,8 +43,7 @@ class Member(NamedTuple):
     """Its name, if it is one of several."""
     format: str
     entries: Iterator[Entry]
-    progress: Callable[[int], tuple[int, int]]
-    """How much of it was read, and how much there is, by the line that was read last."""
+    progress: Progress
 
 
 class PassedOver(NamedTuple):
@@ -60,30 +64,51 @@ def opened_members(path: Path, format_name: str) -> Generator[Members]:
         ExchangeError: Nothing in it can be read.
     """
     with reading_errors(path):
-        head = b"" if path.is_dir() else _head(path)
-    if format_name in ("auto", "otlp") and otlp_protobuf.is_protobuf(head):
-        found, entries = parse_as("otlp", otlp_protobuf.records(path))
-        yield iter([Member("", found, entries, _no_total)])
+        is_folder = path.is_dir()
+    if is_folder:
+        yield _recognised(_in_folder(path, format_name), path)
         return
-    if path.is_dir() or head.startswith(_ZIP):
-        files = _folder(path) if path.is_dir() else _zipped(path)
-        yield _recognised(_members(files, format_name), path)
+    with _opened_file(path, format_name, "") as members:
+        yield members
+
+
+@contextmanager
+def _opened_file(path: Path, format_name: str, name: str) -> Generator[Members]:
+    """Open a file, which is one of several where it has a `name`."""
+    with reading_errors(path), path.open("rb") as file:
+        head = file.read(otlp_protobuf.HEAD)
+    if format_name in ("auto", "otlp") and otlp_protobuf.is_protobuf(head):
+        yield iter([_member(otlp_protobuf.records(path), "otlp", name, _no_total)])
+    elif head.startswith(_ZIP):
+        yield _recognised(_in_zip(path, format_name, name), path)
     elif head.startswith(MAGIC):
         with database_records(path) as records:
-            found, entries = parse_as(format_name, records)
-            yield iter([Member("", found, entries, _no_total)])
+            yield iter([_member(records, format_name, name, _no_total)])
     elif head.startswith(parquet.MAGIC) and format_name in ("auto", "parquet"):
-        rows = parquet.row_count(path)
-        found, entries = "parquet", parquet.parse(path)
-        if not parquet.holds_steps(path):
-            found, entries = parse_as("auto", parquet.rows(path))
-        yield iter([Member("", found, entries, partial(_of_rows, rows))])
+        progress = partial(_of_rows, parquet.row_count(path))
+        if parquet.holds_steps(path):
+            yield iter([Member(name, "parquet", parquet.parse(path), progress)])
+        else:
+            yield iter([_member(parquet.rows(path), "auto", name, progress)])
     elif format_name == "parquet":
         raise ExchangeError(f"{path} is no Parquet file.")
     else:
         with opened(path) as source:
-            found, entries = parse_as(format_name, source.records())
-            yield iter([Member("", found, entries, _progress(source, path.stat().st_size))])
+            progress = _progress(source, path.stat().st_size)
+            yield iter([_member(source.records(), format_name, name, progress)])
+
+
+def _member(
+    records: Iterator[Record | Skipped], format_name: str, name: str, progress: Progress
+) -> Member | PassedOver:
+    """Return a file by its records; one of several must be in a format that is recognised."""
+    if name and format_name == "auto":
+        head, recognised = format_of_first(records)
+        if recognised is None:
+            return PassedOver(name)
+        records, format_name = chain(head, records), recognised
+    format_name, entries = parse_as(format_name, records)
+    return Member(name, format_name, entries, progress)
 
 
 def passed_over_notes(files: Sequence[PassedOver]) -> list[str]:
@@ -113,12 +138,7 @@ def appearance(path: Path) -> list[str]:
     return [f"this looks like {looks}; `hybridagi-steps import --help` lists the formats"]
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(otlp_protobuf.HEAD)
-
-
-def _progress(source: Source, total: int) -> Callable[[int], tuple[int, int]]:
+def _progress(source: Source, total: int) -> Progress:
     return lambda _: (min(source.bytes_read, total), total)
 
 
@@ -143,41 +163,33 @@ def _recognised(members: Members, path: Path) -> Members:
     raise ExchangeError(f"cannot read {path}: nothing in it is of a known format: {names}.")
 
 
-_File = tuple[str, int, AbstractContextManager[Source]]
-
-
-def _members(files: Iterator[_File], format_name: str) -> Members:
-    """Yield the files that some format recognises; each is open until the next one is asked for."""
-    for name, size, file in files:
-        try:
-            with file as source:
-                records = source.records()
-                seen, found = format_of_first(records)
-                if format_name != "auto":
-                    found = format_name
-                if found is None:
-                    yield PassedOver(name)
-                    continue
-                _, entries = parse_as(found, chain(seen, records))
-                yield Member(name, found, entries, _progress(source, size))
-        except ExchangeError as error:
-            yield PassedOver(name, str(error))
-
-
-def _folder(path: Path) -> Iterator[_File]:
+def _in_folder(path: Path, format_name: str) -> Members:
+    """Yield the files of a folder; each is open until the next one is wanted."""
     for folder, folders, names in os.walk(path):
         folders.sort()
-        for name in sorted(names):
-            file = Path(folder, name)
-            if file.suffix in SUFFIXES and file.is_file():
-                yield str(file.relative_to(path)), file.stat().st_size, opened(file)
+        for file in (Path(folder, name) for name in sorted(names)):
+            if file.suffix not in _IN_FOLDERS or not file.is_file():
+                continue
+            name = str(file.relative_to(path))
+            try:
+                with _opened_file(file, format_name, name) as members:
+                    yield from members
+            except (ExchangeError, MissingExtraError) as error:
+                yield PassedOver(name, str(error))
 
 
-def _zipped(path: Path) -> Iterator[_File]:
+def _in_zip(path: Path, format_name: str, name: str) -> Members:
     with _unpacking(path), zipfile.ZipFile(path) as packed:
         for info in sorted(packed.infolist(), key=lambda info: info.filename):
-            if not info.is_dir() and info.filename.endswith(SUFFIXES):
-                yield info.filename, info.file_size, _unpacked(path, packed, info)
+            if info.is_dir() or not info.filename.endswith(SUFFIXES):
+                continue
+            inner = f"{name}/{info.filename}" if name else info.filename
+            try:
+                with _unpacked(path, packed, info) as source:
+                    progress = _progress(source, info.file_size)
+                    yield _member(source.records(), format_name, inner, progress)
+            except ExchangeError as error:
+                yield PassedOver(inner, str(error))
 
 
 @contextmanager

@@ -244,7 +244,7 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     def line(step: AgentStep) -> bytes:
         nonlocal count
         count += 1
-        return jsonl.step_line(scores.told_with(step), vectors=job.vectors)
+        return jsonl.step_line(scores.with_score(step), vectors=job.vectors)
 
     sessions = job.sessions()
     elsewhere: set[str] = set()

@@ -21,6 +21,7 @@ from hybridagi_steps.errors import (
     UnknownRunError,
     VectorError,
 )
+from hybridagi_steps.exchange import records as entries
 from hybridagi_steps.exchange.containers import (
     PassedOver,
     appearance,
@@ -29,19 +30,7 @@ from hybridagi_steps.exchange.containers import (
 )
 from hybridagi_steps.exchange.formats import FORMATS, OWN_FORMATS
 from hybridagi_steps.exchange.reader import file_path
-from hybridagi_steps.exchange.records import (
-    Entry,
-    ParentLinks,
-    Parsed,
-    ParsedMessages,
-    ParsedScore,
-    ParsedTrace,
-    RunScores,
-    Said,
-    Skipped,
-    UnreadCounts,
-    VectorOrigins,
-)
+from hybridagi_steps.exchange.records import Entry, Parsed, Skipped
 from hybridagi_steps.exchange.session_import import SessionImport, TraceImport, Unit
 from hybridagi_steps.messages.conversation import UNANSWERED
 from hybridagi_steps.records.agent_step import AgentStep
@@ -142,14 +131,14 @@ def _batches(records: Iterable[Entry]) -> Iterator[list[Entry]]:
     steps = 0
     runs: set[str] = set()
     for record in records:
-        run = record.run_id if isinstance(record, ParsedTrace) else None
+        run = record.run_id if isinstance(record, entries.ParsedTrace) else None
         if steps >= BATCH or run in runs:
             yield batch
             batch, steps = [], 0
             runs.clear()
         batch.append(record)
         steps += 1
-        if isinstance(record, ParsedTrace):
+        if isinstance(record, entries.ParsedTrace):
             steps += record.spans - 1
             runs.add(record.run_id)
     if batch:
@@ -165,11 +154,6 @@ def _waits(step: AgentStep) -> bool:
     return (step.metadata or {}).get("note") == UNANSWERED
 
 
-def _says_less(step: AgentStep, known: AgentStep) -> bool:
-    """Whether a step is the one that is known, as it was before its result came."""
-    return _waits(step) and _says(step)[:2] == _says(known)[:2]
-
-
 class _Importer:
     """Stores batches and keeps count."""
 
@@ -181,9 +165,9 @@ class _Importer:
         self._added = self._already_there = self._skipped_count = 0
         self._skipped: list[tuple[int, str]] = []
         self._sessions = SessionImport(memory.repository())
-        self._vectors, self._scores = VectorOrigins(memory), RunScores(memory)
+        self._vectors, self._scores = entries.VectorOrigins(memory), entries.RunScores(memory)
         self._traces = TraceImport(memory, self._scores)
-        self._links, self._unread = ParentLinks(memory.get_steps), UnreadCounts()
+        self._links, self._unread = entries.ParentLinks(memory.get_steps), entries.UnreadCounts()
         self._units: list[Unit] = []
         self._unit: list[Parsed] = []
 
@@ -196,9 +180,9 @@ class _Importer:
         """Note a file of several that is of no known format."""
         self._passed.append(member)
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def take(self, parsed: Sequence[Entry]) -> None:
         """Store a batch."""
-        batch = self._traces.placed(entries)
+        batch = self._traces.placed(parsed)
         records = [entry for entry in batch if isinstance(entry, Parsed)]
         there = {str(s.id): s for s in self._memory.get_steps([str(r.step.id) for r in records])}
         stored = set(there)
@@ -211,7 +195,7 @@ class _Importer:
             if not isinstance(entry, Parsed):
                 self._store(waiting)
                 waiting = []
-                if isinstance(entry, ParsedMessages):
+                if isinstance(entry, entries.ParsedMessages):
                     self._take_messages(entry)
                 else:
                     self._take_score(entry)
@@ -226,17 +210,17 @@ class _Importer:
                     record = record._replace(step=fitting)
             else:
                 self._meet(there[step_id], record)
-            said = record.said
-            if said is None:
+            place = record.session
+            if place is None:
                 waiting += [record] * fresh
                 continue
             self._store(waiting)
             waiting = []
-            if said.begins:
-                self._begin(entry, said, str(record.step.session_id))
+            if place.begins:
+                self._begin(entry, place, str(record.step.session_id))
             self._unit += [record] * fresh
-            if said.messages:
-                self._take_unit(record.line, said.messages)
+            if place.messages:
+                self._take_unit(record.line, place.messages)
         self._store(waiting)
         self._store_units()
 
@@ -249,8 +233,8 @@ class _Importer:
         completed: list[Parsed] = []
         for record, metadata in zip(records, sourced, strict=True):
             step, defaults = record.step, self._defaults
-            if record.said is not None:
-                defaults = {"session_id": record.said.line or step.run_id, **defaults}
+            if record.session is not None:
+                defaults = {"session_id": record.session.line or step.run_id, **defaults}
             known = {k: v for k, v in defaults.items() if v and getattr(step, k) is None}
             step = step.model_copy(update={"metadata": metadata, **known})
             completed.append(record._replace(step=step))
@@ -263,7 +247,8 @@ class _Importer:
             self._already_there += 1
             return
         [step] = admitted([record.step], self._memory.redact)
-        if _says(step) == _says(known) or _says_less(step, known):
+        is_earlier = _waits(step) and _says(step)[:2] == _says(known)[:2]
+        if _says(step) == _says(known) or is_earlier:
             self._already_there += 1
         elif _waits(known):
             self._memory.update(self._vectors.fitting(step, record.embedder))
@@ -271,7 +256,7 @@ class _Importer:
         else:
             self._skip(record.line, f"step {step.id} is stored already and says something else")
 
-    def _take_messages(self, record: ParsedMessages) -> None:
+    def _take_messages(self, record: entries.ParsedMessages) -> None:
         """Begin a session, or store messages of one."""
         if record.messages:
             self._take_unit(record.line, record.messages)
@@ -283,37 +268,40 @@ class _Importer:
                 self._skip(record.line, str(error))
                 self._sessions.refuse_rest(str(error))
 
-    def _take_score(self, told: ParsedScore) -> None:
+    def _take_score(self, entry: entries.ParsedScore) -> None:
         """Score a run, unless it has a score here."""
         self._store_units()
-        if self._scores.of(told.run_id) is not None:
+        if self._scores.of(entry.run_id) is not None:
             return
         try:
-            self._memory.score(told.run_id, told.score, told.feedback)
+            self._memory.score(entry.run_id, entry.score, entry.feedback)
         except (InvalidStepError, UnknownRunError) as error:
-            self._skip(told.line, str(error))
+            self._skip(entry.line, str(error))
 
-    def _begin(self, record: Parsed, said: Said, session_id: str) -> None:
+    def _begin(self, record: Parsed, place: entries.SessionPlace, session_id: str) -> None:
         """Begin a conversation; in a session that the caller names others may stand before it."""
         self._end_unit()
-        given = record.step.session_id is None and "session_id" in self._defaults
-        branch_of = session_id if said.line else None
+        is_callers = record.step.session_id is None and "session_id" in self._defaults
         self._sessions.begin(
-            said.line or session_id,
-            anywhere=said.anywhere or given,
-            branch_of=branch_of,
-            title=said.title,
+            place.line or session_id,
+            anywhere=place.anywhere or is_callers,
+            branch_of=session_id if place.line else None,
+            title=place.title,
         )
 
     def report(self) -> ImportReport:
         self._end_unit()
-        read = self._added + self._already_there + self._skipped_count
-        counts = (read, self._added, self._already_there)
-        notes = (*self._vectors.notes(), *self._links.notes(), *self._traces.notes())
-        notes += (*self._sessions.notes(), *self._unread.notes())
-        notes += tuple(passed_over_notes(self._passed))
-        lost = (self._skipped, self._skipped_count, notes)
-        return ImportReport(*counts, *lost, self._unread.understood)
+        noting = (self._vectors, self._links, self._traces, self._sessions, self._unread)
+        notes = [note for part in noting for note in part.notes()]
+        return ImportReport(
+            self._added + self._already_there + self._skipped_count,
+            self._added,
+            self._already_there,
+            self._skipped,
+            self._skipped_count,
+            (*notes, *passed_over_notes(self._passed)),
+            self._unread.understood,
+        )
 
     def _store(self, records: list[Parsed]) -> None:
         """Store all at once; when one of them is refused, one by one."""

@@ -14,6 +14,7 @@ anywhere else the step is embedded anew. One that says nothing of its origin is 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,13 +24,9 @@ from hybridagi_steps.messages.conversation import (
     Conversation,
     conversation_steps,
 )
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_list,
-    as_object,
-)
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.validation import without_parent
 
@@ -47,8 +44,8 @@ class Record(NamedTuple):
     """Where in the line it stands, ready to be put before a reason: "item 3: "."""
 
 
-class Said(NamedTuple):
-    """What a step of a conversation has to do with the messages of a session."""
+class SessionPlace(NamedTuple):
+    """How a step of a conversation stands to the messages of a session."""
 
     messages: list[Step]
     """Those that end with it: the steps since the ones before belong to them."""
@@ -67,10 +64,10 @@ class Parsed(NamedTuple):
 
     line: int
     step: AgentStep
-    said: Said | None = None
+    session: SessionPlace | None = None
     """None for a step that is not of a conversation."""
     embedder: str | None = None
-    """Who made its vector; None when the file does not say."""
+    """Model id of the embedder of its vector; None when the file does not say."""
 
 
 class ParsedMessages(NamedTuple):
@@ -124,14 +121,11 @@ def read_each(
 ) -> Iterator[Parsed | Skipped]:
     """Yield what `read` makes of each record; of one that it refuses, why."""
     for record in records:
-        if isinstance(record, Skipped):
-            yield record
-            continue
         try:
-            found = list(read(record))
+            entries = [record] if isinstance(record, Skipped) else list(read(record))
         except (BadRecordError, RecursionError) as error:
-            found = [refused(record, error)]
-        yield from found
+            entries = [refused(record, error)]
+        yield from entries
 
 
 def record_steps(
@@ -148,15 +142,19 @@ def record_steps(
         if user_id is not None:
             for owned in (step, *messages):
                 owned.user_id = owned.user_id or user_id
-        said = Said(messages, line, place == 0, anywhere, None if place else title)
-        parsed.append(Parsed(record.line, step, said))
+        session = SessionPlace(messages, line, place == 0, anywhere, None if place else title)
+        parsed.append(Parsed(record.line, step, session))
     return parsed
 
 
-def refused(record: Record, error: BadRecordError | RecursionError) -> Skipped:
+def refused(record: Record | Skipped, error: BadRecordError | RecursionError) -> Skipped:
     """Return why a record was passed over."""
     reason = str(error) if isinstance(error, BadRecordError) else "nested too deeply"
-    return Skipped(record.line, record.place + reason)
+    return Skipped(record.line, getattr(record, "place", "") + reason)
+
+
+_PLURAL = re.compile(r"\s(?=of |without )")
+"""Where what a label names takes its plural: `span of …`, `step without …`."""
 
 
 class UnreadCounts:
@@ -171,17 +169,21 @@ class UnreadCounts:
 
         A step that `is_own`, in our own format, is understood whatever it holds.
         """
-        labels = as_list((step.metadata or {}).get(NOT_READ))
+        labels = js.as_list((step.metadata or {}).get(NOT_READ))
         is_empty = _is_empty(step)
         if not labels and is_empty and step.step_type is AgentStepType.Action:
-            labels = ["steps of type Action with no words, arguments or result"]
+            labels = ["step of type Action without words, arguments or result"]
         self._counts.update(str(label) for label in labels)
         self.understood += is_own or not (labels or is_empty)
 
     def notes(self) -> list[str]:
         """Return the counts in words."""
-        counts = self._counts.most_common()
-        return [f"{count:,} {label} were not understood" for label, count in counts]
+        return [
+            f"{count:,} {_PLURAL.sub('s ', label, 1)} were not understood"
+            if count > 1
+            else f"1 {label} was not understood"
+            for label, count in self._counts.most_common()
+        ]
 
 
 def _is_empty(step: AgentStep) -> bool:
@@ -208,22 +210,21 @@ class ParentLinks:
 
         `there` are stored already, by id, and stay as they are; the others are added.
         """
-        named: set[str] = set()
+        outside: set[str] = set()
         own: set[str] = set()
         for step in steps:
-            if step.parent_id is not None and str(step.parent_id) not in own:
-                named.add(str(step.parent_id))
+            outside |= {str(step.parent_id)} - own if step.parent_id is not None else set()
             own.add(str(step.id))
-        found = self._steps_of(named) if named else []
-        self._parents = {str(step.id): _parent_of(step) for step in found}
-        self._absent = named - self._parents.keys()
+        stored = self._steps_of(outside) if outside else []
+        self._parents = {str(step.id): _parent_of(step) for step in stored}
+        self._absent = outside - self._parents.keys()
         return [self._checked(step, there) for step in steps]
 
     def _checked(self, step: AgentStep, there: dict[str, AgentStep]) -> AgentStep:
         own = str(step.id)
-        known = there.get(own)
-        parent = _parent_of(known or step)
-        if known is None and (parent == own or self._leads_to(own, parent)):
+        stored = there.get(own)
+        parent = _parent_of(stored or step)
+        if stored is None and (parent == own or self._leads_to(own, parent)):
             self._cut += 1
             step, parent = without_parent(step), None
         self._awaited.discard(own)
@@ -239,19 +240,15 @@ class ParentLinks:
         return [f"links to a parent cut, since they led in a circle: {cut:,}"] if cut else []
 
     def _leads_to(self, own: str, parent: str | None) -> bool:
-        """Whether going up from a parent arrives at a step that was named before it came."""
+        """Whether going up from a parent arrives at a step that was awaited before it came."""
+        passed: set[str] = set()
         if own not in self._awaited:
             return False
-        passed: set[str] = set()
         while parent is not None and parent != own and parent not in passed:
             passed.add(parent)
-            if parent in self._parents:
-                parent = self._parents[parent]
-            elif parent in self._absent:
-                parent = None
-            else:
-                found = self._steps_of([parent])
-                parent = _parent_of(found[0]) if found else None
+            if parent not in self._parents and parent not in self._absent:
+                self._parents |= {str(s.id): _parent_of(s) for s in self._steps_of([parent])}
+            parent = self._parents.get(parent)
         return parent == own
 
 
@@ -275,7 +272,7 @@ def origin_of(fields: JsonObject) -> tuple[JsonObject, str | None]:
     name = fields.get(VECTOR_EMBEDDER)
     if not isinstance(name, str) or fields.get("vector") is None:
         return fields, None
-    return {field: fields[field] for field in fields if field != VECTOR_EMBEDDER}, name
+    return js.without(fields, VECTOR_EMBEDDER), name
 
 
 class VectorOrigins:
@@ -305,48 +302,45 @@ RUN_SCORE = "run_score"
 
 
 class RunScores:
-    """The scores of runs, as a memory knows them: each is asked for when its run comes."""
+    """The scores of runs, as a memory knows them: each is looked up when its run comes."""
 
     def __init__(self, memory: StepMemory | Salvaged) -> None:
         self._memory = memory
-        self._known: dict[str, tuple[float, str | None] | None] = {}
-        self._told: set[str] = set()
+        self._scores: dict[str, tuple[float, str | None] | None] = {}
+        self._written: set[str] = set()
 
     def of(self, run_id: str | None) -> tuple[float, str | None] | None:
-        """Return the score of a run and what was said of it; None when it has no score."""
-        if run_id is None:
-            return None
-        if run_id not in self._known:
-            found = self._memory.repository().store.run_scores([run_id])
-            self._known[run_id] = found.get(run_id)
-        return self._known[run_id]
+        """Return the score of a run and the feedback with it; None when it has no score."""
+        if run_id is not None and run_id not in self._scores:
+            rows = self._memory.repository().store.run_scores([run_id])
+            self._scores[run_id] = rows.get(run_id)
+        return None if run_id is None else self._scores[run_id]
 
-    def told_with(self, step: AgentStep) -> AgentStep:
-        """Return a step as it is to be written: the first of its run says the run's score."""
-        scored = self.of(step.run_id)
-        if scored is None or step.run_id is None or step.run_id in self._told:
+    def with_score(self, step: AgentStep) -> AgentStep:
+        """Return a step as it is to be written: the first of its run holds the run's score."""
+        score = self.of(step.run_id)
+        if score is None or step.run_id is None or step.run_id in self._written:
             return step
-        self._told.add(step.run_id)
-        said = dict(zip(("value", "feedback"), scored, strict=True))
-        return step.model_copy(update={RUN_SCORE: {k: v for k, v in said.items() if v is not None}})
+        self._written.add(step.run_id)
+        fields = js.known_fields(value=score[0], feedback=score[1])
+        return step.model_copy(update={RUN_SCORE: fields})
 
 
 class RunScoresRead:
     """The scores of runs, as the lines of a file tell them."""
 
     def __init__(self) -> None:
-        self.told: dict[str, ParsedScore] = {}
+        self.scores: dict[str, ParsedScore] = {}
 
     def without(self, line: int, fields: JsonObject) -> JsonObject:
         """Return the fields of a step without the score of its run."""
-        run_id, said = fields.get("run_id"), as_object(fields.get(RUN_SCORE))
+        run_id, score = fields.get("run_id"), js.as_object(fields.get(RUN_SCORE))
         if not isinstance(run_id, str):
             return fields
-        value, feedback = said.get("value"), said.get("feedback")
-        if isinstance(value, int | float):
-            words = feedback if isinstance(feedback, str) else None
-            self.told.setdefault(run_id, ParsedScore(line, run_id, float(value), words))
-            fields = {name: fields[name] for name in fields if name != RUN_SCORE}
-        told = self.told.get(run_id)
-        inherits = told is not None and fields.get("score") == told.score
+        if isinstance(value := score.get("value"), int | float):
+            read = ParsedScore(line, run_id, float(value), js.as_text(score.get("feedback")))
+            self.scores.setdefault(run_id, read)
+            fields = js.without(fields, RUN_SCORE)
+        own = self.scores.get(run_id)
+        inherits = own is not None and fields.get("score") == own.score
         return {**fields, "score": None} if inherits else fields

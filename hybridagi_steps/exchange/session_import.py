@@ -21,15 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridagi_steps.errors import MessageError, UnknownSessionError
-from hybridagi_steps.exchange.records import (
-    Entry,
-    Parsed,
-    ParsedMessages,
-    ParsedScore,
-    ParsedTrace,
-    RunScores,
-    Skipped,
-)
+from hybridagi_steps.exchange import records as entries
+from hybridagi_steps.exchange.records import Entry, Parsed, Skipped
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import JsonObject
@@ -281,7 +274,7 @@ def _fork_name(session_id: str, message_id: str) -> str:
     return f"{session_id[:_LONGEST_STEM]}@{message_id[:8]}"
 
 
-PlacedEntry = Parsed | ParsedMessages | ParsedScore | Skipped
+PlacedEntry = Parsed | entries.ParsedMessages | entries.ParsedScore | Skipped
 """What an import stores."""
 _PLACE = ("joins", "note", "trace")
 """Keys of `metadata` that depend on the other spans of the trace."""
@@ -290,7 +283,7 @@ _PLACE = ("joins", "note", "trace")
 class TraceImport:
     """Places the steps of traces."""
 
-    def __init__(self, memory: StepMemory, scores: RunScores) -> None:
+    def __init__(self, memory: StepMemory, scores: entries.RunScores) -> None:
         self._memory, self._scores = memory, scores
         self._moved = 0
         self._alone: dict[str, int] = {}
@@ -299,7 +292,7 @@ class TraceImport:
         """Return entries, the traces among them as their steps."""
         found: list[PlacedEntry] = []
         for entry in batch:
-            if isinstance(entry, ParsedTrace):
+            if isinstance(entry, entries.ParsedTrace):
                 found += self._whole(entry)
             else:
                 found.append(entry)
@@ -314,7 +307,7 @@ class TraceImport:
             notes.append(f"spans whose parent span has not come yet: {alone:,}")
         return notes
 
-    def _whole(self, trace: ParsedTrace) -> Iterator[Parsed | Skipped]:
+    def _whole(self, trace: entries.ParsedTrace) -> Iterator[Parsed | Skipped]:
         """Yield the steps of a trace; when more of it is stored, as they stand among that."""
         run = StepFilter(run_id=trace.run_id, scope=EVERY_SCOPE)
         stored = {str(step.id): step for step in self._memory.iter_steps(run)}

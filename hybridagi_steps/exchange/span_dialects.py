@@ -14,18 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_list,
-    as_object,
-    first_number,
-    json_or_text,
-    known_fields,
-    last_user_text,
-    objects_in,
-    text_of,
-    whole_number,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import JsonObject
 
 Kind = Literal["program", "model", "tool", "other", "unknown"]
 """What a span stands for: `other` is work of neither, `unknown` may be a tool."""
@@ -35,12 +25,8 @@ OPERATION = "gen_ai.operation.name"
 CHAT, EXECUTE_TOOL, INVOKE_AGENT = "chat", "execute_tool", "invoke_agent"
 """What the conventions call a call of a model, a tool and an agent."""
 KIND = (
-    "openinference.span.kind",
-    "traceloop.span.kind",
-    "mlflow.spanType",
-    "langfuse.observation.type",
-    OPERATION,
-    "ai.operationId",
+    *("openinference.span.kind", "traceloop.span.kind", "mlflow.spanType"),
+    *("langfuse.observation.type", OPERATION, "ai.operationId"),
 )
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(("agent", "chain", "workflow", "task", "graph"), "program"),
@@ -57,123 +43,71 @@ KINDS: dict[str, Kind] = {
 _MODEL_CALL = re.compile(r"ai\.\w+\.do(Generate|Stream|Embed)")
 
 INPUT_MESSAGES = (
-    "gen_ai.input.messages",
-    "gen_ai.prompt",
-    "llm.input_messages",
-    "ai.prompt.messages",
-    "pydantic_ai.all_messages",
-    "gcp.vertex.agent.llm_request",
+    *("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages"),
+    *("pydantic_ai.all_messages", "gcp.vertex.agent.llm_request"),
 )
 OUTPUT_MESSAGES = (
-    "gen_ai.output.messages",
-    "gen_ai.completion",
-    "llm.output_messages",
+    *("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages"),
     "gcp.vertex.agent.llm_response",
 )
 ARGUMENTS = (
-    "gen_ai.tool.call.arguments",
-    "gen_ai.tool.arguments",
-    "gcp.vertex.agent.tool_call_args",
-    "ai.toolCall.args",
-    "tool_arguments",
+    *("gen_ai.tool.call.arguments", "gen_ai.tool.arguments", "gcp.vertex.agent.tool_call_args"),
+    *("ai.toolCall.args", "tool_arguments"),
 )
 INPUT = (
-    "input.value",
-    "traceloop.entity.input",
-    "mlflow.spanInputs",
-    "langfuse.observation.input",
-    "langfuse.trace.input",
-    "ai.prompt",
-    "gcp.vertex.agent.data",
-    "reranker.query",
+    *("input.value", "traceloop.entity.input", "mlflow.spanInputs", "langfuse.observation.input"),
+    *("langfuse.trace.input", "ai.prompt", "gcp.vertex.agent.data", "reranker.query"),
     "tool.parameters",  # last: some write the schema of the parameters there
 )
 RESULT = (
-    "gen_ai.tool.call.result",
-    "gen_ai.tool.output",
-    "gen_ai.tool.message",
-    "gcp.vertex.agent.tool_response",
-    "ai.toolCall.result",
-    "tool_response",
-    "retrieval.documents",
-    "reranker.output_documents",
-    "ai.response.text",
-    "ai.response.object",
-    "ai.response.toolCalls",
-    "final_result",
-    "output.value",
-    "traceloop.entity.output",
-    "mlflow.spanOutputs",
-    "langfuse.observation.output",
-    "langfuse.trace.output",
+    *("gen_ai.tool.call.result", "gen_ai.tool.output", "gen_ai.tool.message"),
+    *("gcp.vertex.agent.tool_response", "ai.toolCall.result", "tool_response"),
+    *("retrieval.documents", "reranker.output_documents", "ai.response.text", "ai.response.object"),
+    *("ai.response.toolCalls", "final_result", "output.value", "traceloop.entity.output"),
+    *("mlflow.spanOutputs", "langfuse.observation.output", "langfuse.trace.output"),
 )
 TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
 NAMES = (
-    "gen_ai.agent.name",
-    "gen_ai.workflow.name",
-    "agent_name",
-    "agent.name",
+    *("gen_ai.agent.name", "gen_ai.workflow.name", "agent_name", "agent.name"),
     "traceloop.entity.name",
 )
 SESSIONS = (
-    "gen_ai.conversation.id",
-    "session.id",
-    "traceloop.association.properties.session_id",
-    "langfuse.session.id",
-    "gcp.vertex.agent.session_id",
-    "mlflow.trace.session",
-    "ai.telemetry.metadata.sessionId",
-    "conversation_id",
+    *("gen_ai.conversation.id", "session.id", "traceloop.association.properties.session_id"),
+    *("langfuse.session.id", "gcp.vertex.agent.session_id", "mlflow.trace.session"),
+    *("ai.telemetry.metadata.sessionId", "conversation_id"),
 )
 USERS = (
-    "user.id",
-    "enduser.id",
-    "traceloop.association.properties.user_id",
-    "langfuse.user.id",
-    "mlflow.trace.user",
-    "ai.telemetry.metadata.userId",
+    *("user.id", "enduser.id", "traceloop.association.properties.user_id", "langfuse.user.id"),
+    *("mlflow.trace.user", "ai.telemetry.metadata.userId"),
 )
 MODELS = (
-    "gen_ai.response.model",
-    "gen_ai.request.model",
-    "llm.model_name",
-    "embedding.model_name",
-    "ai.model.id",
-    "langfuse.observation.model.name",
-    "mlflow.llm.model",
+    *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "embedding.model_name"),
+    *("ai.model.id", "langfuse.observation.model.name", "mlflow.llm.model"),
 )
 PROVIDERS = (
-    "gen_ai.provider.name",
-    "gen_ai.system",
-    "llm.provider",
-    "llm.system",
-    "ai.model.provider",
+    *("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider"),
     "mlflow.llm.provider",
 )
-INPUT_TOKENS = (
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.prompt_tokens",
-    "llm.token_count.prompt",
-    "ai.usage.inputTokens",
-    "ai.usage.promptTokens",
-)
-OUTPUT_TOKENS = (
-    "gen_ai.usage.output_tokens",
-    "gen_ai.usage.completion_tokens",
-    "llm.token_count.completion",
-    "ai.usage.outputTokens",
-    "ai.usage.completionTokens",
-)
-TOTAL_TOKENS = ("llm.usage.total_tokens", "llm.token_count.total", "ai.usage.totalTokens")
-CACHE_READ_TOKENS = (
-    "gen_ai.usage.cache_read.input_tokens",
-    "llm.token_count.prompt_details.cache_read",
-    "ai.usage.cachedInputTokens",
-)
-CACHE_WRITE_TOKENS = (
-    "gen_ai.usage.cache_creation.input_tokens",
-    "llm.token_count.prompt_details.cache_write",
-)
+COUNTS = {
+    "input_tokens": (
+        *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
+        *("ai.usage.inputTokens", "ai.usage.promptTokens"),
+    ),
+    "output_tokens": (
+        *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+        *("llm.token_count.completion", "ai.usage.outputTokens", "ai.usage.completionTokens"),
+    ),
+    "cache_read_tokens": (
+        *("gen_ai.usage.cache_read.input_tokens", "llm.token_count.prompt_details.cache_read"),
+        "ai.usage.cachedInputTokens",
+    ),
+    "cache_write_tokens": (
+        "gen_ai.usage.cache_creation.input_tokens",
+        "llm.token_count.prompt_details.cache_write",
+    ),
+    "total_tokens": ("llm.usage.total_tokens", "llm.token_count.total", "ai.usage.totalTokens"),
+}
+"""Fields of StepMetrics, and the attributes that hold them."""
 USAGES = ("mlflow.chat.tokenUsage", "langfuse.observation.usage_details")
 """Attributes that hold all counts as one object."""
 COSTS = ("llm.cost.total", "gen_ai.usage.cost", "operation.cost")
@@ -226,15 +160,17 @@ def read_attributes(
     answered = _messages(attributes, OUTPUT_MESSAGES, "assistant", "gen_ai.completion.")
     answered = answered or events[1]
     kind, label = _kind(attributes, has_messages=bool(asked))
-    given = json_or_text(first_of(attributes, INPUT))
-    holds_messages = bool(asked) or isinstance(as_object(given).get("messages", given), list | str)
+    given = js.json_or_text(first_of(attributes, INPUT))
+    holds_messages = bool(asked) or isinstance(
+        js.as_object(given).get("messages", given), list | str
+    )
     if kind == "model" and not asked:
         asked = messages_in(given, "user")
     arguments = first_of(attributes, ARGUMENTS)
-    result = json_or_text(nested(attributes, RESULT))
+    result = js.json_or_text(nested(attributes, RESULT))
     outputs = answer(answered) if answered else _outputs(result, is_model=kind == "model")
     if kind != "model" or not holds_messages:
-        arguments = unwrapped(json_or_text(given if arguments is None else arguments))
+        arguments = unwrapped(js.json_or_text(given if arguments is None else arguments))
     return Reading(
         kind,
         label,
@@ -246,8 +182,8 @@ def read_attributes(
         )
         if kind in ("tool", "unknown")
         else None,
-        purpose=last_user_text(asked) or (question_in(given) if kind != "tool" else ""),
-        arguments=as_object(arguments) if kind != "model" or not holds_messages else {},
+        purpose=js.last_user_text(asked) or (question_in(given) if kind != "tool" else ""),
+        arguments=js.as_object(arguments) if kind != "model" or not holds_messages else {},
         outputs=outputs,
         metrics=_metrics(attributes),
         session_id=first_text(attributes, SESSIONS),
@@ -262,7 +198,7 @@ def short_name(name: str) -> str:
 
 def _kind(attributes: JsonObject, *, has_messages: bool) -> tuple[Kind, str]:
     for key in KIND:
-        value = json_or_text(attributes.get(key))
+        value = js.json_or_text(attributes.get(key))
         if not isinstance(value, str) or not value:
             continue
         label = f"{key}={value:.80}"
@@ -283,7 +219,7 @@ def first_text(attributes: JsonObject, names: Iterable[str]) -> str | None:
     """Return the first text that stands under one of these names."""
     values = (attributes.get(name) for name in names)
     texts = (value for value in values if isinstance(value, str) and value)
-    return next((str(json_or_text(text)) if text[0] == '"' else text for text in texts), None)
+    return next((str(js.json_or_text(text)) if text[0] == '"' else text for text in texts), None)
 
 
 def first_of(attributes: JsonObject, names: Sequence[str]) -> Any:
@@ -318,15 +254,15 @@ def _unflattened(attributes: JsonObject, prefix: str) -> list[Any]:
             below = place.setdefault(part, {})
             if not isinstance(below, dict):
                 break
-            place = as_object(below)
+            place = js.as_object(below)
         else:
             place.setdefault(path[-1], value)
-    return as_list(_lists(root)) if root else []
+    return js.as_list(_lists(root)) if root else []
 
 
 def _lists(value: Any) -> Any:
     """Return nested objects whose keys are all numbers as lists."""
-    fields = as_object(value)
+    fields = js.as_object(value)
     if not fields:
         return value
     read = {key: _lists(item) for key, item in fields.items()}
@@ -340,54 +276,61 @@ _ENVELOPES = ("message", "document", "tool_call", "message_content")
 
 def _bare(item: object) -> Any:
     """Return an item of OpenInference without the name of its kind around or before its fields."""
-    fields = as_object(item)
+    fields = js.as_object(item)
     for envelope in _ENVELOPES:
         if isinstance(fields.get(envelope), dict):
-            fields = {**as_object(fields[envelope])}
+            fields = {**js.as_object(fields[envelope])}
         fields = {key.removeprefix(f"{envelope}."): value for key, value in fields.items()}
     if not fields:
         return item
     if "contents" in fields:
-        fields["content"] = [_bare(part) for part in as_list(fields.pop("contents"))]
+        fields["content"] = [_bare(part) for part in js.as_list(fields.pop("contents"))]
     if "tool_calls" in fields:
-        fields["tool_calls"] = [_bare(call) for call in as_list(json_or_text(fields["tool_calls"]))]
+        fields["tool_calls"] = [
+            _bare(call) for call in js.as_list(js.json_or_text(fields["tool_calls"]))
+        ]
     return fields
 
 
 def _messages(attributes: JsonObject, names: Sequence[str], role: str, flat: str) -> Messages:
     for name in names:
         if value := attributes.get(name):
-            return messages_in(json_or_text(value), role)
+            return messages_in(js.json_or_text(value), role)
         if items := _unflattened(attributes, f"{name}."):
-            return [as_object(_bare(item)) for item in items]
-    return [as_object(_bare(item)) for item in _unflattened(attributes, flat)]
+            return [js.as_object(_bare(item)) for item in items]
+    return [js.as_object(_bare(item)) for item in _unflattened(attributes, flat)]
 
 
 def messages_in(value: object, role: str) -> Messages:
     """Return what a text, an object or a list says as messages."""
-    fields = as_object(value)
+    fields = js.as_object(value)
     for key in ("messages", "contents", "all_messages"):
         if isinstance(fields.get(key), list):
             value, fields = fields[key], {}
             break
     if fields:
-        whole = as_object(fields.get("content"))
+        whole = js.as_object(fields.get("content"))
         return [whole] if "parts" in whole else [fields]
     if not isinstance(value, list):
         return [{"role": role, "content": str(value)}] if value else []
     return [
-        as_object(_bare(item)) or {"role": role, "content": str(item)} for item in as_list(value)
+        js.as_object(_bare(item)) or {"role": role, "content": str(item)}
+        for item in js.as_list(value)
     ]
 
 
 def answer(messages: Sequence[Any]) -> JsonObject:
     """Return what the last of some messages says, with the calls in it."""
-    message = as_object(messages[-1])
+    message = js.as_object(messages[-1])
     parts = message.get("parts") or message.get("content")
-    text = text_of([p for p in as_list(parts) if _is_text(p)]) if isinstance(parts, list) else parts
+    text = (
+        js.text_of([p for p in js.as_list(parts) if _is_text(p)])
+        if isinstance(parts, list)
+        else parts
+    )
     calls = message.get("tool_calls") or [
         {"name": part.get("name"), "arguments": part.get("arguments")}
-        for part in map(as_object, as_list(parts))
+        for part in map(js.as_object, js.as_list(parts))
         if part.get("type") == "tool_call"
     ]
     result: JsonObject = {"result": text or ""}
@@ -395,7 +338,9 @@ def answer(messages: Sequence[Any]) -> JsonObject:
 
 
 def _is_text(part: object) -> bool:
-    return as_object(part).get("type", "text") == "text" and "function_call" not in as_object(part)
+    return js.as_object(part).get("type", "text") == "text" and "function_call" not in js.as_object(
+        part
+    )
 
 
 def _outputs(result: object, *, is_model: bool) -> JsonObject | None:
@@ -406,24 +351,24 @@ def _outputs(result: object, *, is_model: bool) -> JsonObject | None:
 
 def model_text(outputs: object) -> Any:
     """Return the text of a model's answer in the forms of its client."""
-    if texts := [text for text in as_list(outputs) if isinstance(text, str)]:
+    if texts := [text for text in js.as_list(outputs) if isinstance(text, str)]:
         return texts[0] if len(texts) == 1 else texts
-    fields = as_object(outputs)
-    choices = as_list(fields.get("choices"))
-    message = as_object(as_object(choices[0]).get("message")) if choices else fields
-    if text := text_of(message.get("content")):
+    fields = js.as_object(outputs)
+    choices = js.as_list(fields.get("choices"))
+    message = js.as_object(js.as_object(choices[0]).get("message")) if choices else fields
+    if text := js.text_of(message.get("content")):
         return text
     return message.get("tool_calls") or outputs
 
 
 def unwrapped(value: object) -> Any:
     """Return a call's arguments without what an instrumentor wraps around them."""
-    fields = as_object(value)
+    fields = js.as_object(value)
     if fields.keys() & _WRAPPERS and not fields.keys() - _WRAPPERS - _BESIDE_INPUTS:
-        inner = {**as_object(fields.get("input_args")), **as_object(fields.get("kwargs"))}
-        if args := as_list(fields.get("args")):
+        inner = {**js.as_object(fields.get("input_args")), **js.as_object(fields.get("kwargs"))}
+        if args := js.as_list(fields.get("args")):
             inner["args"] = args
-        inner |= as_object(fields.get("inputs"))
+        inner |= js.as_object(fields.get("inputs"))
         return inner
     if fields or value in (None, "", []):
         return fields
@@ -434,37 +379,26 @@ def question_in(value: object) -> str:
     """Return what was asked: the last user's words, or the argument that holds the question."""
     if isinstance(value, str):
         return value
-    fields = as_object(value)
-    if said := last_user_text(fields.get("messages") or value):
+    fields = js.as_object(value)
+    if said := js.last_user_text(fields.get("messages") or value):
         return said
-    fields = as_object(unwrapped(fields))
+    fields = js.as_object(unwrapped(fields))
     texts = {key: text for key, text in fields.items() if isinstance(text, str)}
     named = next((texts[key] for key in QUESTIONS if key in texts), None)
-    first = (text for text in as_list(fields.get("args")) if isinstance(text, str))
+    first = (text for text in js.as_list(fields.get("args")) if isinstance(text, str))
     return named or next(iter(texts.values()), "") or next(first, "")
 
 
 def _metrics(attributes: JsonObject) -> JsonObject:
-    usage = as_object(json_or_text(first_of(attributes, USAGES)))
-    costs = as_object(json_or_text(first_of(attributes, COST_OBJECTS)))
+    usage = js.usage_metrics(js.json_or_text(first_of(attributes, USAGES))) or {}
+    counts = {name: js.first_number(attributes, *names) for name, names in COUNTS.items()}
+    metrics = {**js.without(usage, "llm_calls"), **js.known_fields(**counts)}
+    if metrics.keys() >= {"input_tokens", "output_tokens"}:
+        metrics.setdefault("total_tokens", metrics["input_tokens"] + metrics["output_tokens"])
+    costs = js.as_object(js.json_or_text(first_of(attributes, COST_OBJECTS)))
     cost = first_of(attributes, COSTS) or costs.get("total_cost") or costs.get("total")
-    sent = first_number(attributes, *INPUT_TOKENS)
-    received = first_number(attributes, *OUTPUT_TOKENS)
-    sent = first_number(usage, "input_tokens", "input") if sent is None else sent
-    received = first_number(usage, "output_tokens", "output") if received is None else received
-    total = first_number(attributes, *TOTAL_TOKENS)
-    total = first_number(usage, "total_tokens", "total") if total is None else total
-    if total is None and sent is not None and received is not None:
-        total = sent + received
-    cached = first_number(attributes, *CACHE_READ_TOKENS)
-    return known_fields(
-        input_tokens=sent,
-        output_tokens=received,
-        total_tokens=total,
-        cache_read_tokens=whole_number(usage.get("cache_read_input_tokens"))
-        if cached is None
-        else cached,
-        cache_write_tokens=first_number(attributes, *CACHE_WRITE_TOKENS),
+    return js.known_fields(
+        **metrics,
         model_name=first_text(attributes, MODELS),
         provider=first_text(attributes, PROVIDERS),
         cost=cost if isinstance(cost, int | float) and not isinstance(cost, bool) else None,
@@ -475,33 +409,33 @@ def event_messages(native: JsonObject, attributes: JsonObject) -> tuple[Messages
     """Return the messages in and out that a span's events tell, or an attribute of events."""
     asked: Messages = []
     answered: Messages = []
-    within = as_list(json_or_text(attributes.get("events")))
-    for event in map(as_object, [*as_list(native.get("events")), *within]):
+    within = js.as_list(js.json_or_text(attributes.get("events")))
+    for event in map(js.as_object, [*js.as_list(native.get("events")), *within]):
         fields = plain_attributes(event) or event
         name = str(event.get("name") or event.get("event.name"))
         if name == PROMPT_EVENT:
-            asked += messages_in(json_or_text(fields.get("gen_ai.prompt")), "user")
+            asked += messages_in(js.json_or_text(fields.get("gen_ai.prompt")), "user")
         elif name == COMPLETION_EVENT:
-            answered += messages_in(json_or_text(fields.get("gen_ai.completion")), "assistant")
+            answered += messages_in(js.json_or_text(fields.get("gen_ai.completion")), "assistant")
         elif name in INPUT_EVENTS:
             asked.append({"role": INPUT_EVENTS[name], "content": fields.get("content")})
         elif name == CHOICE_EVENT:
-            message = as_object(json_or_text(fields.get("message")))
+            message = js.as_object(js.json_or_text(fields.get("message")))
             answered.append(message or {"role": "assistant", "content": fields.get("content")})
         elif name == "gen_ai.client.inference.operation.details":
             for key, messages in (("input", asked), ("output", answered)):
                 value = fields.get(f"gen_ai.{key}.messages")
-                messages += messages_in(json_or_text(value), "user") if value else []
+                messages += messages_in(js.json_or_text(value), "user") if value else []
     return asked, answered
 
 
 def plain_attributes(native: JsonObject) -> JsonObject:
     """Return the attributes of a span, event or resource as plain values."""
-    return as_object(native.get("attributes")) or _pairs(native.get("attributes"))
+    return js.as_object(native.get("attributes")) or _pairs(native.get("attributes"))
 
 
 def _pairs(pairs: object) -> JsonObject:
-    return {str(pair.get("key")): _plain(pair.get("value")) for pair in objects_in(pairs)}
+    return {str(pair.get("key")): _plain(pair.get("value")) for pair in js.objects_in(pairs)}
 
 
 def _plain(value: Any) -> Any:
@@ -509,9 +443,9 @@ def _plain(value: Any) -> Any:
         case {"intValue": str(text)} if _INTEGER.fullmatch(text):
             return int(text)
         case {"arrayValue": inner}:
-            return [_plain(item) for item in as_list(as_object(inner).get("values"))]
+            return [_plain(item) for item in js.as_list(js.as_object(inner).get("values"))]
         case {"kvlistValue": inner}:
-            return _pairs(as_object(inner).get("values"))
+            return _pairs(js.as_object(inner).get("values"))
         case {"intValue": plain} | {"stringValue": plain} | {"boolValue": plain}:
             return plain
         case {"doubleValue": plain} | {"bytesValue": plain}:

@@ -27,17 +27,8 @@ from hybridagi_steps.exchange.span_dialects import (
     short_name,
 )
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, NOT_READ
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    agent_step,
-    as_object,
-    first_number,
-    objects_in,
-    stable_id,
-    text_in,
-    time_of,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 MAX_SPAN_DEPTH = 100
 """Spans nested more deeply are shown at this depth, with a note."""
@@ -114,7 +105,7 @@ def read_span(native: JsonObject, record: Record, **about: object) -> Span:
     Raises:
         BadRecordError: It has no id.
     """
-    fields = {**as_object(native.get("context")), **native, **about}
+    fields = {**js.as_object(native.get("context")), **native, **about}
     span_id = id_in(fields, *_IDS)
     if not span_id:
         raise BadRecordError("it has no span_id")
@@ -136,37 +127,37 @@ def read_span(native: JsonObject, record: Record, **about: object) -> Span:
 
 def trace_id_of(native: JsonObject) -> str | None:
     """Return the trace that a span is of; None for what is no span."""
-    fields = {**as_object(native.get("context")), **native}
+    fields = {**js.as_object(native.get("context")), **native}
     return id_in(fields, *_TRACE_IDS) if id_in(fields, *_IDS) else None
 
 
 def id_in(fields: JsonObject, *names: str) -> str:
     """Return an id in lower case, as hexadecimal digits are written; base64 stays as it is."""
-    own = (text_in(fields, *names) or "").removeprefix("0x")
+    own = (js.text_in(fields, *names) or "").removeprefix("0x")
     is_hexadecimal = len(own) in (16, 32) and not set(own.lower()) - set("0123456789abcdef")
     return own.lower() if is_hexadecimal else own
 
 
 def _time(fields: JsonObject, edge: str) -> int | None:
     names = (f"{edge}TimeUnixNano", f"{edge}_time_unix_nano", f"{edge}_time_ns")
-    if (number := first_number(fields, *names)) is not None:
+    if (number := js.first_number(fields, *names)) is not None:
         return number
     names = (f"{edge}_time", f"{edge}Time")
-    number = first_number(fields, *names)
+    number = js.first_number(fields, *names)
     if number is not None and number >= _NANOSECONDS_FROM:
         return number
-    read = time_of(fields, *names)
+    read = js.time_of(fields, *names)
     return nanoseconds(read) if read else None
 
 
 def _error(fields: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
-    status = as_object(fields.get("status"))
+    status = js.as_object(fields.get("status"))
     codes = (status.get("code"), status.get("status_code"), fields.get("status_code"))
     if not any(code in _ERROR_CODES for code in codes):
         return None
-    message = text_in(status, "message", "description") or text_in(fields, "status_message")
+    message = js.text_in(status, "message", "description") or js.text_in(fields, "status_message")
     error = {"type": str(attributes.get(ERROR_TYPE) or "Error"), "message": message or ""}
-    for event in objects_in(fields, "events"):
+    for event in js.objects_in(fields, "events"):
         raised = plain_attributes(event)
         if kind := raised.get("exception.type"):
             error = {"type": str(kind), "message": str(raised.get("exception.message", message))}
@@ -278,7 +269,7 @@ class _Walk:
         if made := utc_time(time):
             fields["created_at"] = made
         try:
-            step = agent_step(fields)
+            step = js.agent_step(fields)
         except BadRecordError as error:
             reason = f"{span.record.place}span {span.id}: {error}"
             self._steps.append(Skipped(span.record.line, reason))
@@ -291,7 +282,7 @@ class _Walk:
         metadata: JsonObject = {"format": self._trace.format}
         if opens and span.is_empty:
             kind = f"of {span.read.label}" if span.read.label else "without a known attribute"
-            metadata[NOT_READ] = [f"spans {kind}"]
+            metadata[NOT_READ] = [f"span {kind}"]
         if span.notes and opens:
             metadata["note"] = "; ".join(span.notes)
         if len(before) > 1:
@@ -305,12 +296,12 @@ def run_id_of(trace_id: str) -> str:
     """Return the run that a trace becomes."""
     if 0 < len(trace_id) <= LONGEST_RUN_ID and trace_id.isprintable():
         return trace_id
-    return f"trace-{stable_id(trace_id).hex[:16]}"
+    return f"trace-{js.stable_id(trace_id).hex[:16]}"
 
 
 def step_id(trace_id: str, span_id: str, *, end: bool = False) -> str:
     """Return the id of the step that a span becomes."""
-    return str(stable_id("span", trace_id, span_id, *(["end"] if end else [])))
+    return str(js.stable_id("span", trace_id, span_id, *(["end"] if end else [])))
 
 
 def utc_time(nanoseconds: int | None) -> datetime | None:

@@ -82,7 +82,7 @@ def shaped(message: JsonObject) -> Shaped:
     role = message.get("role")
     if isinstance(role, str) and (alias := ROLE_ALIASES.get(role.casefold(), role)) != role:
         changed["role"] = role = alias
-    unread = [] if role in ROLE_ALIASES.values() else [f"messages of role {role!r:.60}"]
+    unread = [] if role in ROLE_ALIASES.values() else [f"message of role {role!r:.60}"]
     given: object = message.get("content", message.get("parts"))
     if isinstance(given, dict) and _reader_of(as_object(given)) is not None:
         given = [as_object(given)]
@@ -166,7 +166,7 @@ def _read_parts(given: list[Any], unread: list[str]) -> Parts:
             parts.append(fields)
             if not _is_read(fields):
                 unread.append(
-                    f"content parts of type {fields.get('type', next(iter(fields)))!r:.60}"
+                    f"content part of type {fields.get('type', next(iter(fields)))!r:.60}"
                 )
     return parts
 

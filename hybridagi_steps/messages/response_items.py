@@ -165,7 +165,7 @@ class ItemReader:
 
     def _other(self, item: Message, kind: str, place: int) -> None:
         thought = text_of(item.get("summary")) or text_of(item.get("content"))
-        unread = () if kind in _OPAQUE else (f"item {kind!r:.60}",)
+        unread = () if kind in _OPAQUE else (f"item of type {kind!r:.60}",)
         if self._results:
             self.end()
         if kind == "reasoning" and thought:

@@ -258,7 +258,7 @@ def test_a_file_of_which_nothing_was_understood_ends_with_3(
     file, db = tmp_path / "spans.json", str(tmp_path / "steps.db")
     file.write_text(json.dumps({**span, "attributes": {"acme.input": "Weather in Oslo?"}}))
     assert main(["import", str(file), "--db", db]) == 3
-    assert "1 spans without a known attribute were not understood" in capsys.readouterr().err
+    assert "1 span without a known attribute was not understood" in capsys.readouterr().err
     assert main(["import", str(file), "--db", db]) == 0  # there already: nothing was lost now
     file.write_text(json.dumps({**span, "attributes": {"input.value": "Weather in Oslo?"}}))
     assert main(["import", str(file), "--db", str(tmp_path / "b.db")]) == 0

@@ -11,7 +11,7 @@ import dspy
 import pytest
 
 import hybridagi_steps as hs
-from hybridagi_steps.exchange import export_file
+from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.records.message import Step
 
 
@@ -105,3 +105,19 @@ def test_a_predictor_alone_is_told_with_its_question(
     for first, second in (told[::2], [Step(session_id="s", **m) for m in example["messages"][::2]]):
         assert all(text in str(first.content) for text in asked)
         assert "And my coat?" in str(second.content)
+
+
+@pytest.mark.parametrize("form", ["openai", "swe_agent"])
+def test_nobody_learns_what_a_critic_said_as_the_assistant(form: str, tmp_path: Path) -> None:
+    chat = [
+        {"role": "user", "content": "Is it cheap?"},
+        {"role": "critic", "content": "Say it is free."},
+        {"role": "assistant", "content": "It costs 3 euros."},
+    ]
+    about = {"info": {"exit_status": "x"}} if form == "swe_agent" else {}
+    (tmp_path / "chat.json").write_text(json.dumps({"messages": chat, **about}))
+    memory = hs.StepMemory(":memory:", embedder="hashing:2")
+    import_file(memory, tmp_path / "chat.json", format=form)
+    messages = json.loads(written(memory, tmp_path))["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[-1]["content"] == "It costs 3 euros."

@@ -16,6 +16,7 @@ from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import ExchangeError
 from hybridagi_steps.exchange import import_file
 
+ZSTANDARD = 93
 CHAT = {
     "uuid": "u1",
     "name": "Trip",
@@ -161,3 +162,60 @@ def test_calls_of_claude_code_at_the_same_time_are_no_fork(tmp_path: Path) -> No
     steps = imported_log(lines, tmp_path)
     assert [session.session_id for session in steps.sessions()] == ["s"]
     assert {step.result for step in steps.iter_steps({"tools": ["look"]})} == {"of a", "of b"}
+
+
+SAMPLE = {
+    "id": 1,
+    "epoch": 1,
+    "uuid": "sample-1",
+    "input": "q",
+    "target": "a",
+    "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+    "scores": {"match": {"value": "C"}},
+}
+"""A sample as inspect_ai writes it."""
+
+
+def write_eval(file: Path, compression: int) -> None:
+    """Write a log as inspect_ai lays one out."""
+    header = {"version": 2, "status": "success", "eval": {"task": "t", "model": "m"}}
+    summary = {key: SAMPLE[key] for key in ("id", "epoch", "input", "target")}
+    with zipfile.ZipFile(file, "w", compression) as packed:
+        packed.writestr("_journal/start.json", json.dumps(header))
+        packed.writestr("samples/1_epoch_1.json", json.dumps(SAMPLE))
+        packed.writestr("summaries.json", json.dumps([summary]))
+        packed.writestr("header.json", json.dumps(header))
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, ZSTANDARD])
+def test_an_eval_log_gives_a_session_a_sample_with_its_score(
+    compression: int, tmp_path: Path
+) -> None:
+    if compression == ZSTANDARD:
+        pytest.importorskip("zipfile_zstd", reason="the writer of Zstandard is not installed")
+    file, steps = tmp_path / "log.eval", memory()
+    write_eval(file, compression)
+    assert import_file(steps, file).skipped == []
+    assert [session.session_id for session in steps.sessions()] == ["sample-1"]
+    scores = steps.repository().store.run_scores(["sample-1"])
+    assert scores == {"sample-1": (1.0, "match")}
+
+
+def test_a_folder_holds_agent_files_eval_logs_and_tables(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    agent = {"agents": [{"id": "agent-1", "name": "Sam", "messages": chat}], "blocks": []}
+    (tmp_path / "agent.af").write_text(json.dumps(agent))
+    (tmp_path / "notes.json").write_text('{"kind": "of nothing"}')
+    (tmp_path / "damaged.eval").write_bytes(b"PK\x03\x04 cut off")
+    write_eval(tmp_path / "log.eval", zipfile.ZIP_DEFLATED)
+    row = {"session_id": "row-1", "messages": chat}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "chats.parquet")
+    steps = memory()
+    report = import_file(steps, tmp_path)
+    assert report.skipped == []
+    assert {s.session_id for s in steps.sessions()} == {"agent-1", "sample-1", "row-1"}
+    (note,) = report.notes
+    assert "notes.json" in note
+    assert "damaged.eval (" in note

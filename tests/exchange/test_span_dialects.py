@@ -335,4 +335,4 @@ def test_spans_that_nothing_reads_are_counted(memory: hs.StepMemory, tmp_path: P
     spans = [{"acme.in": QUESTION}, {"openinference.span.kind": "RERANKER"}, {"acme.in": "x"}]
     report = imported(memory, tmp_path, request(*spans))
     assert "2 spans without a known attribute were not understood" in report.notes
-    assert "1 spans of openinference.span.kind=RERANKER were not understood" in report.notes
+    assert "1 span of openinference.span.kind=RERANKER was not understood" in report.notes

@@ -176,8 +176,8 @@ def test_what_has_no_reader_is_kept_and_noted(memory: hs.StepMemory, tmp_path: P
     last = {"role": "exit", "content": "done"}
     notes = imported(memory, tmp_path, [odd, ANSWER, last]).notes
     assert notes == (
-        "1 content parts of type 'acme' were not understood",
-        "1 messages of role 'exit' were not understood",
+        "1 content part of type 'acme' was not understood",
+        "1 message of role 'exit' was not understood",
     )
     *_, exit_message = from_messages([ASKED, last])
     assert (exit_message.role.value, exit_message.content) == ("tool", "done")

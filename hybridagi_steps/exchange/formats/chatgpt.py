@@ -15,18 +15,8 @@ from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, branch
 from hybridagi_steps.messages.conversation import content_key
 from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import Message
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_list,
-    as_object,
-    is_one_of,
-    joined,
-    known_fields,
-    text_in,
-    time_of,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 _HIDDEN = "is_visually_hidden_from_conversation"
 _THOUGHTS = ("thoughts", "reasoning_recap")
@@ -36,28 +26,28 @@ _ROLES = ("user", "assistant", "tool", "system")
 
 
 def _is_export(value: object) -> bool:
-    mapping = as_object(as_object(value).get("mapping"))
-    return any("message" in as_object(node) for node in mapping.values())
+    mapping = js.as_object(js.as_object(value).get("mapping"))
+    return any("message" in js.as_object(node) for node in mapping.values())
 
 
 def _chats(value: Any) -> Iterator[Chat]:
     if not _is_export(value):
         raise BadRecordError("no conversation of ChatGPT's export: no mapping of messages")
-    chat = as_object(value)
-    nodes = {name: as_object(node) for name, node in as_object(chat["mapping"]).items()}
-    own = text_in(chat, "conversation_id", "id") or f"chatgpt-{content_key(nodes)[:16]}"
-    parents = {name: text_in(node, "parent") for name, node in nodes.items()}
+    chat = js.as_object(value)
+    nodes = {name: js.as_object(node) for name, node in js.as_object(chat["mapping"]).items()}
+    own = js.text_in(chat, "conversation_id", "id") or f"chatgpt-{content_key(nodes)[:16]}"
+    parents = {name: js.text_in(node, "parent") for name, node in nodes.items()}
     is_first = True
-    for leaf, path in branches(parents, text_in(chat, "current_node")):
-        natives = (as_object(nodes[name].get("message")) for name in path)
+    for leaf, path in branches(parents, js.text_in(chat, "current_node")):
+        natives = (js.as_object(nodes[name].get("message")) for name in path)
         messages = list(_messages(filter(None, natives)))
         if any(message.view["role"] != "system" for message in messages):
             yield Chat(
                 messages,
                 id=own,
-                title=text_in(chat, "title") if is_first else None,
-                created_at=time_of(chat),
-                extras=without(chat, "mapping"),
+                title=js.text_in(chat, "title") if is_first else None,
+                created_at=js.time_of(chat),
+                extras=js.without(chat, "mapping"),
                 branch=None if is_first else f"{own}@{leaf}",
             )
             is_first = False
@@ -70,29 +60,29 @@ def _messages(natives: Iterable[Message]) -> Iterator[ChatMessage]:
     thoughts: list[ChatMessage] = []
     calls: dict[str, object] = {}  # the last call of each tool that waits for its result
     for place, native in enumerate(natives):
-        author, content = as_object(native.get("author")), as_object(native.get("content"))
-        about = as_object(native.get("metadata"))
-        role, name = author.get("role"), text_in(author, "name")
-        if not is_one_of(role, _ROLES):
+        author, content = js.as_object(native.get("author")), js.as_object(native.get("content"))
+        about = js.as_object(native.get("metadata"))
+        role, name = author.get("role"), js.text_in(author, "name")
+        if not js.is_one_of(role, _ROLES):
             raise BadRecordError(f"message {place + 1} has the role {role!r:.60}")
         view: JsonObject = {"role": role, "content": _text(content)}
         if about.get(_HIDDEN):
             view["role"] = "system"
-        read = ChatMessage(view, native, time_of(native, "create_time"))
-        if role == "assistant" and is_one_of(content.get("content_type"), _THOUGHTS):
+        read = ChatMessage(view, native, js.time_of(native, "create_time"))
+        if role == "assistant" and js.is_one_of(content.get("content_type"), _THOUGHTS):
             thoughts.append(read)
             continue
         if view["role"] == "assistant":
-            thought = joined(*(str(each.view["content"]) for each in thoughts)).strip()
-            view |= known_fields(reasoning_content=thought or None)
-            if (tool := text_in(native, "recipient")) not in (None, "all"):
+            thought = js.joined(*(str(each.view["content"]) for each in thoughts)).strip()
+            view |= js.known_fields(reasoning_content=thought or None)
+            if (tool := js.text_in(native, "recipient")) not in (None, "all"):
                 call = function_call(native.get("id"), tool, view["content"])
                 calls[tool] = native.get("id")
                 view |= {"content": None, "tool_calls": [call]}
-            if model := text_in(about, "model_slug"):
+            if model := js.text_in(about, "model_slug"):
                 read = read._replace(metrics={"model_name": model})
         elif role == "tool":
-            view |= known_fields(name=name, tool_call_id=calls.pop(name or "", None))
+            view |= js.known_fields(name=name, tool_call_id=calls.pop(name or "", None))
         yield read._replace(also=tuple(each.native for each in thoughts if each.native))
         thoughts = []
     yield from thoughts
@@ -101,17 +91,17 @@ def _messages(natives: Iterable[Message]) -> Iterator[ChatMessage]:
 def _text(content: JsonObject) -> str:
     """Return what a content says; parts that are no text are named in brackets."""
     if "parts" in content:
-        return joined(*map(_part, as_list(content["parts"])))
-    if thoughts := as_list(content.get("thoughts")):
+        return js.joined(*map(_part, js.as_list(content["parts"])))
+    if thoughts := js.as_list(content.get("thoughts")):
         return "\n".join(_part(thought) for thought in thoughts)
-    return text_in(content, *_TEXT_KEYS) or ""
+    return js.text_in(content, *_TEXT_KEYS) or ""
 
 
 def _part(part: Any) -> str:
     if isinstance(part, str):
         return part
-    fields = as_object(part)
-    return text_in(fields, *_TEXT_KEYS) or f"[{fields.get('content_type', 'part')}]"
+    fields = js.as_object(part)
+    return js.text_in(fields, *_TEXT_KEYS) or f"[{fields.get('content_type', 'part')}]"
 
 
 FORMAT = ChatFormat("chatgpt", _chats, (_is_export,))

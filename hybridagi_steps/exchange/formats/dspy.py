@@ -18,23 +18,8 @@ from pydantic import JsonValue
 
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
 from hybridagi_steps.messages.conversation import content_key
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    agent_step,
-    as_arguments,
-    as_list,
-    as_object,
-    as_text,
-    first_number,
-    json_or_text,
-    known_fields,
-    last_user_text,
-    stable_id,
-    text_of,
-    time_of,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 _MARK = re.compile(r"\[\[ ## (\w+) ## \]\][ \t]*\n?")
 _END = "completed"
@@ -50,7 +35,7 @@ _THOUGHT = re.compile(r"thought_(\d{1,6})")
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is an entry of a history, a trace, or a prediction with a trajectory."""
-    fields = as_object(value)
+    fields = js.as_object(value)
     if "trajectory" in fields or _is_trace(fields.get("trace")) or _is_call(value):
         return True
     is_entry = "outputs" in fields and ("messages" in fields or "prompt" in fields)
@@ -70,26 +55,19 @@ class _Run:
         self.parent: str | None = None
         self.hop = 0
 
-    def step(self, record: Record, key: str, kind: str, **fields: Any) -> Parsed:
+    def step(self, record: Record, key: str, kind: str = "Action", **fields: Any) -> Parsed:
         """Return the next step of the run; `key` names it, the first names the run."""
-        self.id = self.id or f"dspy-{stable_id(key).hex[:16]}"
+        self.id = self.id or f"dspy-{js.stable_id(key).hex[:16]}"
         metadata = {"format": "dspy", **fields.pop("metadata", {})}
-        given = {
-            "id": str(stable_id("dspy", key)),
-            "parent_id": self.parent,
-            "hop": self.hop,
-            "step_type": kind,
-            "run_id": self.id,
-            "metadata": metadata,
-            **known_fields(**fields),
-        }
-        step = agent_step(given)
+        place = {"parent_id": self.parent, "hop": self.hop, "run_id": self.id}
+        about = {"id": str(js.stable_id("dspy", key)), "step_type": kind, "metadata": metadata}
+        step = js.agent_step({**about, **place, **js.known_fields(**fields)})
         self.parent, self.hop = str(step.id), self.hop + 1
         return Parsed(record.line, step)
 
 
 def _steps(history: _Run, record: Record) -> Iterator[Parsed | Skipped]:
-    value = as_object(record.value)
+    value = js.as_object(record.value)
     if "trajectory" in value:
         yield from _trajectory(record, value)
     elif _is_trace(value.get("trace")):
@@ -104,18 +82,17 @@ def _entry(history: _Run, record: Record, value: JsonObject) -> Parsed:
     outputs: object = value.get("outputs")
     if not isinstance(outputs, list) or not ("messages" in value or "prompt" in value):
         raise BadRecordError("not an entry of a history: no messages or prompt, or no outputs")
-    asked = last_user_text(value.get("messages")) or text_of(value.get("prompt"))
-    given = _fields(_ASIDE.sub("", asked), _declared(value.get("messages")))
-    own = value.get("uuid")
-    purpose = next(iter(given.values()), "") or asked
+    question = js.last_user_text(value.get("messages")) or js.text_of(value.get("prompt"))
+    arguments = _fields(_ASIDE.sub("", question), _declared(value.get("messages")))
+    cost, model = value.get("cost"), js.text_in(value, "response_model", "model")
+    about = js.known_fields(model_name=model, cost=cost if isinstance(cost, float | int) else None)
     return history.step(
         record,
-        own if isinstance(own, str) and own else content_key(value),
-        "Action",
-        inputs={"purpose": purpose, "arguments": given},
-        outputs=_outputs(as_list(outputs)),
-        created_at=time_of(value, "timestamp"),
-        metrics=_metrics(value),
+        js.text_in(value, "uuid") or content_key(value),
+        inputs={"purpose": next(iter(arguments.values()), "") or question, "arguments": arguments},
+        outputs=_outputs(js.as_list(outputs)),
+        created_at=js.time_of(value, "timestamp"),
+        metrics=js.usage_metrics(value.get("usage"), **about) or {"llm_calls": 1},
         messages=[value],
     )
 
@@ -138,71 +115,56 @@ def _fields(text: str, declared: Collection[str] = ()) -> dict[str, str]:
 
 def _declared(messages: object) -> set[str]:
     """Return the input fields that the system message of an adapter lists."""
-    first = as_object(next(iter(as_list(messages)), None))
+    first = js.as_object(next(iter(js.as_list(messages)), None))
     if first.get("role") not in ("system", "developer"):
         return set()
-    listed = _INPUTS.search(text_of(first.get("content")))
+    listed = _INPUTS.search(js.text_of(first.get("content")))
     return set(_LISTED.findall(listed[1])) if listed else set()
 
 
 def _outputs(outputs: list[Any]) -> JsonObject:
     """Return the fields of the first completion, else its text."""
     first = outputs[0] if outputs else ""
-    said = as_object(first)
-    text = text_of(said.get("text")) if said else text_of(first)
-    fields: JsonObject = _fields(text) or as_object(json_or_text(text)) or {"result": text}
+    said = js.as_object(first)
+    text = js.text_of(said.get("text")) if said else js.text_of(first)
+    fields: JsonObject = _fields(text) or js.as_object(js.json_or_text(text)) or {"result": text}
     calls = said.get("tool_calls")
     return {**fields, "tool_calls": calls} if calls else fields
 
 
-def _metrics(value: JsonObject) -> JsonObject:
-    usage, cost = as_object(value.get("usage")), value.get("cost")
-    details = as_object(usage.get("prompt_tokens_details"))
-    return known_fields(
-        input_tokens=first_number(usage, "prompt_tokens", "input_tokens"),
-        output_tokens=first_number(usage, "completion_tokens", "output_tokens"),
-        total_tokens=first_number(usage, "total_tokens"),
-        cache_read_tokens=first_number(details, "cached_tokens"),
-        model_name=as_text(value.get("response_model") or value.get("model")),
-        cost=cost if isinstance(cost, float | int) else None,
-        llm_calls=1,
-    )
-
-
 def _is_trace(value: object) -> bool:
-    calls = as_list(value)
+    calls = js.as_list(value)
     return bool(calls) and _call(calls[0]) is not None
 
 
 def _is_call(value: JsonValue) -> bool:
     """Whether a record is one call of a trace by itself."""
-    named = isinstance(value, list) or bool({"predictor", "signature"} & as_object(value).keys())
+    named = isinstance(value, list) or bool({"predictor", "signature"} & js.as_object(value).keys())
     return named and _call(value) is not None
 
 
 def _call(item: object) -> tuple[str, JsonObject, JsonObject] | None:
     """Return predictor, inputs and outputs of one call in a trace."""
-    fields = as_object(item)
-    parts = as_list(item)
+    fields = js.as_object(item)
+    parts = js.as_list(item)
     if fields:
         name = fields.get("predictor", fields.get("signature", "Predict"))
         parts = [name, fields.get("inputs"), fields.get("outputs", fields.get("prediction"))]
     if len(parts) != 3 or not isinstance(parts[1], dict) or not isinstance(parts[2], dict):
         return None
-    if _OF_A_MESSAGE & as_object(parts[0]).keys():
+    if _OF_A_MESSAGE & js.as_object(parts[0]).keys():
         return None  # three messages of somebody else's
     name = parts[0] if isinstance(parts[0], str) else "Predict"
-    return name, as_object(parts[1]), as_object(parts[2])
+    return name, js.as_object(parts[1]), js.as_object(parts[2])
 
 
 def _trace(record: Record, value: JsonObject) -> Iterator[Parsed]:
-    run, key = _Run(), content_key(value)
-    about = without(value, "trace")
-    score = value.get("score")
-    for place, item in enumerate(as_list(value["trace"])):
+    run, key, score = _Run(), content_key(value), value.get("score")
+    about = js.without(value, "trace")
+    fields = {"score": score if isinstance(score, int | float) else None}
+    for place, item in enumerate(js.as_list(value["trace"])):
         extras = {"trace": about} if about and place == 0 else {}
-        found = score if isinstance(score, int | float) else None
-        yield _called(run, record, item, f"{key}\n{place}", score=found, metadata=extras)
+        yield _called(run, record, item, f"{key}\n{place}", metadata=extras, **fields)
 
 
 def _called(run: _Run, record: Record, item: object, key: str, **fields: Any) -> Parsed:
@@ -211,12 +173,11 @@ def _called(run: _Run, record: Record, item: object, key: str, **fields: Any) ->
     if call is None:
         raise BadRecordError(f"call {run.hop + 1} of the trace is not (predictor, inputs, outputs)")
     name, inputs, outputs = call
-    texts = (text for text in inputs.values() if isinstance(text, str))
+    purpose = next((text for text in inputs.values() if isinstance(text, str)), name)
     return run.step(
         record,
         f"{key}\n{content_key(item)}",
-        "Action",
-        inputs={"purpose": next(texts, name), "arguments": inputs},
+        inputs={"purpose": purpose, "arguments": inputs},
         outputs=outputs,
         messages=[item],
         metadata={"predictor": name, **fields.pop("metadata", {})},
@@ -226,27 +187,24 @@ def _called(run: _Run, record: Record, item: object, key: str, **fields: Any) ->
 
 def _trajectory(record: Record, value: JsonObject) -> Iterator[Parsed]:
     """Yield a ReAct trajectory: thought, tool, arguments and observation are one Action."""
-    trajectory = as_object(json_or_text(value["trajectory"]))
-    numbers = [int(m.group(1)) for key in trajectory if (m := _THOUGHT.fullmatch(key))]
+    trajectory = js.as_object(js.json_or_text(value["trajectory"]))
+    numbers = [int(match[1]) for key in trajectory if (match := _THOUGHT.fullmatch(key))]
     if not numbers:
         raise BadRecordError("a trajectory without thoughts")
-    run, key, rest = _Run(), content_key(value), set(trajectory)
+    run, key, unread = _Run(), content_key(value), dict(trajectory)
     for number in sorted(numbers):
-        names = [f"{name}_{number}" for name in _OF_A_TURN]
-        native = {name: trajectory[name] for name in names if name in trajectory}
-        rest -= native.keys()
-        tool = trajectory.get(f"tool_name_{number}")
-        seen = trajectory.get(f"observation_{number}")
-        arguments = as_arguments(trajectory.get(f"tool_args_{number}"))
-        failed = isinstance(seen, str) and seen.startswith("Execution error in ")
-        inputs = {"purpose": text_of(trajectory[f"thought_{number}"]), "tool": text_of(tool)}
-        error = {"error": {"type": "ToolError", "message": seen}}
+        turn = {name: trajectory.get(f"{name}_{number}") for name in _OF_A_TURN}
+        names = [f"{name}_{number}" for name in _OF_A_TURN if f"{name}_{number}" in trajectory]
+        native = {name: unread.pop(name) for name in names}
+        thought, tool, arguments, answer = turn.values()
+        failed = isinstance(answer, str) and answer.startswith("Execution error in ")
+        inputs = {"purpose": js.text_of(thought), "tool": js.text_of(tool)}
+        error = {"error": {"type": "ToolError", "message": answer}}
         yield run.step(
             record,
             f"{key}\n{number}",
-            "Action",
-            inputs={**inputs, "arguments": arguments},
-            outputs=error if failed else {"result": seen},
+            inputs={**inputs, "arguments": js.as_arguments(arguments)},
+            outputs=error if failed else {"result": answer},
             status="error" if failed else "ok",
             messages=[native],
         )
@@ -255,6 +213,6 @@ def _trajectory(record: Record, value: JsonObject) -> Iterator[Parsed]:
         f"{key}\nend",
         "ProgramEnd",
         inputs={"program": "ReAct"},
-        outputs=without(value, "trajectory"),
-        messages=[{name: trajectory[name] for name in sorted(rest)}] if rest else None,
+        outputs=js.without(value, "trajectory"),
+        messages=[{name: unread[name] for name in sorted(unread)}] if unread else None,
     )

@@ -15,39 +15,21 @@ from collections.abc import Iterator
 import orjson
 from pydantic import ValidationError
 
-from hybridagi_steps.exchange.records import (
-    Entry,
-    Parsed,
-    ParsedMessages,
-    Record,
-    Records,
-    RunScoresRead,
-    Said,
-    Skipped,
-    origin_of,
-    read_each,
-    record_steps,
-    refused,
-)
+from hybridagi_steps.exchange import records as entries
+from hybridagi_steps.exchange.records import Entry, Parsed, Record, Records, Skipped
 from hybridagi_steps.messages.conversation import Conversation, content_key
 from hybridagi_steps.messages.response_items import is_item
 from hybridagi_steps.messages.turns import Message, openai_turns
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    agent_step,
-    as_object,
-    stable_id,
-    whole_number,
-)
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 from hybridagi_steps.records.json_values import first_fault
 from hybridagi_steps.records.message import Step
 
 
 def recognises(value: object) -> bool:
     """Whether a record is a step, or a message of a session."""
-    record = as_object(value)
+    record = js.as_object(value)
     if "step_type" in record or is_session_line(record):
         return True
     return ("role" in record and "messages" not in record) or is_item(value)
@@ -57,7 +39,7 @@ def parse(records: Records) -> Iterator[Entry]:
     """Yield the steps of records, and the messages of sessions that we wrote."""
     chat: list[Record] = []
     nameless: Counter[str] = Counter()
-    scores, session_id = RunScoresRead(), None
+    scores, session_id = entries.RunScoresRead(), None
     for record in records:
         if isinstance(record, Skipped):
             yield record
@@ -77,16 +59,16 @@ def parse(records: Records) -> Iterator[Entry]:
                 continue
             if "id" not in fields:
                 fields = _named(fields, nameless)
-            fields, embedder = origin_of(fields)
-            step = agent_step(scores.without(record.line, fields))
+            fields, embedder = entries.origin_of(fields)
+            step = js.agent_step(scores.without(record.line, fields))
         except (BadRecordError, RecursionError) as error:
-            yield refused(record, error)
+            yield entries.refused(record, error)
             continue
-        said = None if session_id is None else Said([], session_id)
-        yield Parsed(record.line, step, said, embedder)
+        place = None if session_id is None else entries.SessionPlace([], session_id)
+        yield Parsed(record.line, step, place, embedder)
     if chat:
         yield from _chat_steps(chat)
-    yield from scores.told.values()
+    yield from scores.scores.values()
 
 
 def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
@@ -98,7 +80,7 @@ def step_line(step: AgentStep, *, vectors: bool = False) -> bytes:
 def _fields(value: object) -> JsonObject:
     if not isinstance(value, dict):
         raise BadRecordError(f"a step is an object, this is a JSON {type(value).__name__}")
-    found = as_object(value)
+    found = js.as_object(value)
     if not found.keys() & {"step_type", "role", RECORD} and not is_item(found):
         raise BadRecordError("neither a step (no step_type) nor a message (no role)")
     return found
@@ -108,11 +90,13 @@ def _named(fields: JsonObject, nameless: Counter[str]) -> JsonObject:
     """Give a step without an id the one that its content and its place among equals give."""
     key = content_key(fields)
     nameless[key] += 1
-    return {**fields, "id": str(stable_id("step", key, str(nameless[key])))}
+    return {**fields, "id": str(js.stable_id("step", key, str(nameless[key])))}
 
 
 def _chat_steps(chat: list[Record]) -> Iterator[Parsed | Skipped]:
-    return read_each(chat[:1], lambda record: record_steps(record, _conversation(chat)))
+    return entries.read_each(
+        chat[:1], lambda record: entries.record_steps(record, _conversation(chat))
+    )
 
 
 def _conversation(chat: list[Record]) -> Conversation:
@@ -145,31 +129,33 @@ def header_line(session_id: str, forks: str | None = None, last: Step | None = N
 
 def message_line(message: Step) -> bytes:
     """Return the line of a message."""
-    said = message.model_dump(mode="json", exclude_none=True)
-    return orjson.dumps({RECORD: "message", **said}) + b"\n"
+    fields = message.model_dump(mode="json", exclude_none=True)
+    return orjson.dumps({RECORD: "message", **fields}) + b"\n"
 
 
-def _session_line(line: int, fields: JsonObject, inside: str | None) -> Iterator[ParsedMessages]:
+def _session_line(
+    line: int, fields: JsonObject, inside: str | None
+) -> Iterator[entries.ParsedMessages]:
     """Yield a session's header or message; `inside` is the session that the line before is of."""
     if fields[RECORD] == "session":
         yield _header(line, fields)
         return
     message = _message(fields)
     if message.session_id != inside:
-        yield ParsedMessages(line, message.session_id, [])  # its header is missing
-    yield ParsedMessages(line, message.session_id, [message])
+        yield entries.ParsedMessages(line, message.session_id, [])  # its header is missing
+    yield entries.ParsedMessages(line, message.session_id, [message])
 
 
-def _header(line: int, fields: JsonObject) -> ParsedMessages:
+def _header(line: int, fields: JsonObject) -> entries.ParsedMessages:
     session_id = fields.get("session_id")
     if not isinstance(session_id, str) or not session_id:
         raise BadRecordError("a session without a session_id")
     if not fields.keys() & {"forks", "shares", "last"}:
-        return ParsedMessages(line, session_id, [])
-    shares, last = whole_number(fields.get("shares")), fields.get("last")
+        return entries.ParsedMessages(line, session_id, [])
+    shares, last = js.whole_number(fields.get("shares")), fields.get("last")
     if not shares or not isinstance(last, str):
         raise BadRecordError("a fork without the number of messages it shares, or the last's id")
-    return ParsedMessages(line, session_id, [], shares, last)
+    return entries.ParsedMessages(line, session_id, [], shares, last)
 
 
 def _message(fields: JsonObject) -> Step:

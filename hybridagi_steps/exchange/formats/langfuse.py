@@ -12,15 +12,8 @@ from pydantic import JsonValue
 
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
 from hybridagi_steps.exchange.spans import Span, Trace, read_span, trace_steps
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_object,
-    json_or_text,
-    known_fields,
-    objects_in,
-    text_in,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 _COLUMNS = {
     "trace_id": "traceId",
@@ -66,39 +59,39 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
 
 
 def _steps(record: Record) -> Iterator[Parsed | Skipped]:
-    value = as_object(record.value)
+    value = js.as_object(record.value)
     about = _fields(value.get("trace") or value)
-    trace_id = text_in(about, "id")
+    trace_id = js.text_in(about, "id")
     if not trace_id:
         raise BadRecordError("a trace of Langfuse without an id")
     root = _span({**about, "type": "AGENT", "startTime": about.get("timestamp")}, record)
-    rows = map(_fields, objects_in(value, "observations"))
+    rows = map(_fields, js.objects_in(value, "observations"))
     observations = [_span(row, record) for row in rows if row]  # a list of traces names but ids
     if root.read.purpose or root.read.outputs:
         for span in observations:
             span.parent = span.parent or root.id
         root.end = max(root.ends_at, *(span.ends_at for span in observations), 0)
         observations = [root, *observations]
-    session_id, user_id = text_in(about, "sessionId"), text_in(about, "userId")
+    session_id, user_id = js.text_in(about, "sessionId"), js.text_in(about, "userId")
     yield from trace_steps(Trace(trace_id, "langfuse", observations, session_id, user_id))
 
 
 def _fields(value: object) -> JsonObject:
     """Return the fields of a trace or an observation under the names of the API."""
-    return {_COLUMNS.get(key, key): item for key, item in as_object(value).items()}
+    return {_COLUMNS.get(key, key): item for key, item in js.as_object(value).items()}
 
 
 def _span(native: JsonObject, record: Record) -> Span:
-    span_id = text_in(native, "id")
+    span_id = js.text_in(native, "id")
     if not span_id:
         raise BadRecordError("an observation of Langfuse without an id")
     kind = str(native.get("type") or "").lower()
-    usage = as_object(json_or_text(native.get("usageDetails") or native.get("usage")))
+    usage = js.as_object(js.json_or_text(native.get("usageDetails") or native.get("usage")))
     cost = native.get("calculatedTotalCost") or native.get("totalCost")
     attributes = {
         "type": None if kind in ("span", "event") else kind,  # these say nothing of the kind
-        "input": json_or_text(native.get("input")),
-        "output": json_or_text(native.get("output")),
+        "input": js.json_or_text(native.get("input")),
+        "output": js.json_or_text(native.get("output")),
         "model.name": native.get("model"),
         "usage_details": usage or None,
         "cost_details": {"total": cost} if cost else None,
@@ -107,8 +100,10 @@ def _span(native: JsonObject, record: Record) -> Span:
         native,
         record,
         spanId=span_id,
-        parentSpanId=text_in(native, "parentObservationId"),
+        parentSpanId=js.text_in(native, "parentObservationId"),
         name=native.get("name"),
-        attributes=known_fields(**{f"langfuse.observation.{k}": v for k, v in attributes.items()}),
+        attributes=js.known_fields(
+            **{f"langfuse.observation.{k}": v for k, v in attributes.items()}
+        ),
         status={"code": native.get("level"), "message": native.get("statusMessage")},
     )

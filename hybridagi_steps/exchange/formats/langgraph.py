@@ -20,14 +20,8 @@ from functools import partial
 
 from pydantic import JsonValue
 
-from hybridagi_steps.exchange.records import (
-    Parsed,
-    Record,
-    Records,
-    Skipped,
-    read_each,
-    record_steps,
-)
+from hybridagi_steps.exchange import records as entries
+from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped
 from hybridagi_steps.messages.conversation import LONGEST_RUN_ID, Conversation, content_key
 from hybridagi_steps.messages.turns import (
     Message,
@@ -54,13 +48,10 @@ _DROPPED = "removed"
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is a checkpoint."""
-    match value:
-        case {"channel_values": _} | {"checkpoint": {"channel_values": _}}:
-            return True
-        case {"values": _, **others}:
-            return bool({"next", "config", "parent_config", "tasks"} & others.keys())
-        case _:
-            return False
+    fields = as_object(value)
+    if "values" in fields:
+        return bool({"next", "config", "parent_config", "tasks"} & fields.keys())
+    return "channel_values" in {**as_object(fields.get("checkpoint")), **fields}
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
@@ -72,7 +63,7 @@ def parse(records: Records) -> Iterator[Parsed | Skipped]:
             threads.setdefault(checkpoint.thread, _Thread()).take(checkpoint)
         return []
 
-    yield from read_each(records, take)
+    yield from entries.read_each(records, take)
     for thread in threads.values():
         yield from thread.steps()
 
@@ -114,28 +105,28 @@ class _Thread:
 
     def steps(self) -> Iterator[Parsed | Skipped]:
         newest_first = sorted(self.leaves.values(), key=lambda c: c.id, reverse=True)
-        for place, checkpoint in enumerate(newest_first):
-            yield from read_each([checkpoint.record], partial(self._read, checkpoint, place))
-        if dropped := self._dropped():
-            yield from read_each([dropped.record], partial(self._read_dropped, dropped))
+        for place, checkpoint in enumerate((*newest_first, *self._dropped())):
+            yield from entries.read_each(
+                [checkpoint.record], partial(self._read, checkpoint, place)
+            )
 
-    def _dropped(self) -> _Checkpoint | None:
-        """Return the messages that no newest checkpoint has, in their order, as the last one."""
-        kept = {own for leaf in self.leaves.values() for own in map(langchain_id, leaf.messages)}
-        holders = {own: holder for own, holder in self.holders.items() if own not in kept}
+    def _dropped(self) -> Iterator[_Checkpoint]:
+        """Yield the messages that no newest checkpoint has, in their order, as the last one."""
+        newest = {own for leaf in self.leaves.values() for own in map(langchain_id, leaf.messages)}
+        holders = {own: holder for own, holder in self.holders.items() if own not in newest}
         if not holders:
-            return None
+            return
         messages: list[Message] = []
         for holder in sorted({h.id: h for h in holders.values()}.values(), key=lambda c: c.id):
             messages += [m for m in holder.messages if holders.get(langchain_id(m) or "") is holder]
-        return replace(max(holders.values(), key=lambda c: c.id), messages=messages, extras={})
+        last = max(holders.values(), key=lambda c: c.id)
+        yield replace(last, id=_DROPPED, messages=messages, extras={})
 
     def _read(self, checkpoint: _Checkpoint, place: int, record: Record) -> list[Parsed | Skipped]:
-        return record_steps(record, self._conversation(checkpoint, first=place == 0))
-
-    def _read_dropped(self, dropped: _Checkpoint, record: Record) -> list[Parsed | Skipped]:
-        told = self._conversation(replace(dropped, id=_DROPPED), first=False)
-        return record_steps(record, replace(told, key=f"{told.key}@{_DROPPED}"))
+        conversation = self._conversation(checkpoint, first=place == 0)
+        if checkpoint.id == _DROPPED:
+            conversation.key += f"@{_DROPPED}"
+        return entries.record_steps(record, conversation)
 
     def _conversation(self, checkpoint: _Checkpoint, *, first: bool) -> Conversation:
         reader = langchain_turns if is_langchain_message(checkpoint.messages[0]) else openai_turns

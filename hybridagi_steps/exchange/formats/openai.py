@@ -14,49 +14,46 @@ from typing import Any
 from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, has_shape, message_list
 from hybridagi_steps.messages.conversation import Conversation
 from hybridagi_steps.messages.turns import openai_turns
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_list,
-    as_object,
-    objects_in,
-    text_in,
-    time_of,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import JsonObject
 
 _COMPLETION = {"object": {"chat.completion"}, "choices": [{"message": ...}]}
 
 
 def _conversations(value: object) -> Iterator[Conversation]:
-    record = as_object(value)
+    record = js.as_object(value)
     answers: list[JsonObject] = []
     if "messages" not in record and _is_response(record):
         question: object = record.get("input") or []
         before = [{"role": "user", "content": question}] if question else []
-        messages = [*(as_list(question) or before), *as_list(record["output"])]
-        record = {**without(record, "input", "output"), "messages": messages}
+        messages = [*(js.as_list(question) or before), *js.as_list(record["output"])]
+        record = {**js.without(record, "input", "output"), "messages": messages}
     elif has_shape(record, _COMPLETION):
-        answers = [as_object(choice.get("message")) for choice in objects_in(record, "choices")]
-        record = {**record, "messages": [*as_list(record.get("messages")), answers[0]]}
+        answers = [
+            js.as_object(choice.get("message")) for choice in js.objects_in(record, "choices")
+        ]
+        record = {**record, "messages": [*js.as_list(record.get("messages")), answers[0]]}
     conversation = message_list(record or value, "openai", openai_turns)
-    conversation.unread = ("further choices of a completion",) * len(answers[1:])
+    conversation.unread = ("further choice of a completion",) * len(answers[1:])
     yield conversation
 
 
 def _is_response(value: object) -> bool:
     """Whether a value is a call of the Responses API, with what came back."""
-    fields = as_object(value)
+    fields = js.as_object(value)
     is_call = "input" in fields or fields.get("object") == "response"
     return is_call and isinstance(fields.get("output"), list)
 
 
 def _sessions(value: Any) -> Iterator[Chat]:
-    session = as_object(value)
-    items = [(as_object(row.get("item")), time_of(row)) for row in objects_in(session, "items")]
+    session = js.as_object(value)
+    items = [
+        (js.as_object(row.get("item")), js.time_of(row)) for row in js.objects_in(session, "items")
+    ]
     yield Chat(
         [ChatMessage(item, item, made) for item, made in items],
-        id=text_in(session, "agents_session"),
-        created_at=time_of(session),
+        id=js.text_in(session, "agents_session"),
+        created_at=js.time_of(session),
     )
 
 

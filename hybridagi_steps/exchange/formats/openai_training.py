@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
-from hybridagi_steps.exchange.formats.otlp_export import asked_text, said_text
-from hybridagi_steps.messages.parts import function_call
+from hybridagi_steps.exchange.formats.otlp_export import answer_text, question_text
+from hybridagi_steps.messages.conversation import NOT_READ
+from hybridagi_steps.messages.parts import function_call, json_text
 from hybridagi_steps.messages.turns import (
     Message,
     Turn,
@@ -24,17 +25,9 @@ from hybridagi_steps.messages.turns import (
     langchain_turns,
     openai_turns,
 )
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_json,
-    as_list,
-    as_object,
-    is_one_of,
-    text_of,
-    without,
-)
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 _TURNS = {
     "openai": openai_turns,
@@ -62,7 +55,7 @@ def links_up(step: AgentStep) -> list[str]:
     metadata = step.metadata or {}
     if step.parent_id is None or "message_indexes" not in metadata:
         return []
-    return [id_text(step.parent_id), *map(str, as_list(metadata.get("joins")))]
+    return [id_text(step.parent_id), *map(str, js.as_list(metadata.get("joins")))]
 
 
 def _kept(steps: Sequence[AgentStep]) -> list[Message]:
@@ -71,22 +64,22 @@ def _kept(steps: Sequence[AgentStep]) -> list[Message]:
     forms: list[Any] = []
     for step in steps:
         metadata = step.metadata or {}
-        natives = as_list((step.model_extra or {}).get("messages"))
-        places = as_list(metadata.get("message_indexes"))
+        natives = js.as_list((step.model_extra or {}).get("messages"))
+        places = js.as_list(metadata.get("message_indexes"))
         if len(places) != len(natives) or not all(isinstance(p, int) for p in places):
             places = [len(placed) + number for number in range(len(natives))]
-        placed += zip(places, map(as_object, natives), strict=True)
+        placed += zip(places, map(js.as_object, natives), strict=True)
         if natives:
             forms.append(metadata.get("format", "openai"))
-    if not placed or not is_one_of(forms[0], _TURNS) or forms.count(forms[0]) < len(forms):
+    if not placed or not js.is_one_of(forms[0], _TURNS) or forms.count(forms[0]) < len(forms):
         return []
     native = [message for _, message in sorted(placed, key=lambda pair: pair[0])]
     try:
         turns: list[Turn] = _TURNS[forms[0]](native)
     except BadRecordError:
         return []
-    about = as_object((steps[0].metadata or {}).get("conversation"))
-    prompt = text_of(about.get("system"))
+    about = js.as_object((steps[0].metadata or {}).get("conversation"))
+    prompt = js.text_of(about.get("system"))
     return [*([{"role": "system", "content": prompt}] if prompt else []), *(t.view for t in turns)]
 
 
@@ -97,7 +90,7 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
         outputs = step.outputs or {}
         if step.step_type is AgentStepType.ProgramCall:
             if step.program_id is None:
-                yield {"role": "user", "content": asked_text(step) or json.dumps(step.arguments)}
+                yield {"role": "user", "content": question_text(step) or json.dumps(step.arguments)}
         elif step.step_type is AgentStepType.Action and step.tool is not None:
             call = function_call(f"call_{number}", step.tool, json.dumps(step.arguments))
             yield {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -105,15 +98,20 @@ def _built(steps: Sequence[AgentStep]) -> Iterator[Message]:
                 found = outputs.get("error", step.result)
                 content = found if isinstance(found, str) else json.dumps(found)
                 yield {"role": "tool", "tool_call_id": call["id"], "content": content}
-        elif "tool_calls" not in outputs and "error" not in outputs:
+        elif not ({"tool_calls", "error"} & outputs.keys() or _is_of_unknown_role(step)):
             if step.program_id is None and step.arguments and not _ends(step):
                 said = ""
-                yield {"role": "user", "content": asked_text(step)}
+                yield {"role": "user", "content": question_text(step)}
             inner = _ends(step) and step.program_id is not None
-            text = said_text(step)
+            text = answer_text(step)
             if text and text != said and not inner:
                 said = text
                 yield {"role": "assistant", "content": text}
+
+
+def _is_of_unknown_role(step: AgentStep) -> bool:
+    labels = js.as_list((step.metadata or {}).get(NOT_READ))
+    return any(str(label).startswith("message of role") for label in labels)
 
 
 def _ends(step: AgentStep) -> bool:
@@ -121,34 +119,34 @@ def _ends(step: AgentStep) -> bool:
 
 
 def _plain(messages: list[Message]) -> list[Message]:
-    """Return messages with nothing but what the format knows."""
+    """Return messages with nothing but what the format knows; those of its roles alone."""
     plain: list[Message] = []
     for place, message in enumerate(messages):
         role, content = message["role"], message.get("content")
         if role == "user":
             plain.append({"role": "user", "content": _user_content(content)})
         elif role in ("system", "developer"):
-            plain.append({"role": "system", "content": text_of(content)})
+            plain.append({"role": "system", "content": js.text_of(content)})
         elif role in ("tool", "function"):
             call_id = message.get("tool_call_id") or message.get("name")
-            plain.append({"role": "tool", "tool_call_id": call_id, "content": text_of(content)})
-        else:
+            plain.append({"role": "tool", "tool_call_id": call_id, "content": js.text_of(content)})
+        elif role == "assistant":
             plain.append(_assistant(message, place))
     return plain
 
 
 def _user_content(content: object) -> Any:
-    parts = as_list(content)
-    if parts and all(is_one_of(as_object(part).get("type"), _USER_PARTS) for part in parts):
+    parts = js.as_list(content)
+    if parts and all(js.is_one_of(js.as_object(part).get("type"), _USER_PARTS) for part in parts):
         return parts
-    return text_of(content)
+    return js.text_of(content)
 
 
 def _assistant(message: Message, place: int) -> Message:
-    text = text_of(message.get("content")) or text_of(message.get("refusal"))
+    text = js.text_of(message.get("content")) or js.text_of(message.get("refusal"))
     found: Message = {"role": "assistant", "content": text or None}
-    calls = [_call(as_object(call), place) for call in as_list(message.get("tool_calls"))]
-    if legacy := as_object(message.get("function_call")):
+    calls = [_call(call, place) for call in js.objects_in(message, "tool_calls")]
+    if legacy := js.as_object(message.get("function_call")):
         calls.append(_call({"id": legacy.get("name"), "function": legacy}, place))
     if calls:
         found["tool_calls"] = calls
@@ -158,81 +156,51 @@ def _assistant(message: Message, place: int) -> Message:
 
 
 def _call(call: JsonObject, place: int) -> JsonObject:
-    body = as_object(call.get("function") or call.get("custom"))
+    body = js.as_object(call.get("function") or call.get("custom"))
     given = body.get("arguments", body.get("input"))
-    arguments = given if isinstance(given, str) else as_json(given or {})
+    arguments = json_text(given or {})
     name = _NOT_IN_NAMES.sub("_", str(body.get("name") or "unknown"))[:_LONGEST_NAME]
     return function_call(str(call.get("id") or f"call_{place}"), name, arguments)
 
 
 def _valid(messages: list[Message], steps: Sequence[AgentStep]) -> list[Message] | None:
     """Return messages that keep the rules; None when no assistant is left."""
-    units = list(_units(_results_moved_up(messages)))
-    closing = _closing(units, steps)
-    if closing:
+    units = list(_units(messages))
+    if closing := _closing(units, steps):
         units.append([closing])
-    while units and (units[-1][-1]["role"] != "assistant"):
+    while units and units[-1][-1]["role"] != "assistant":
         units.pop()
-    found = [message for unit in units for message in unit]
-    opening = next((p for p, m in enumerate(found) if m["role"] != "system"), len(found))
-    if opening == len(found):
-        return None
-    if found[opening]["role"] != "user":
-        asked = next((step.purpose for step in steps if step.purpose), "")
-        if asked:
-            found.insert(opening, {"role": "user", "content": asked})
+    valid = [message for unit in units for message in unit]
+    opening = next((p for p, m in enumerate(valid) if m["role"] != "system"), len(valid))
+    if opening < len(valid) and valid[opening]["role"] != "user":
+        question = next((step.purpose for step in steps if step.purpose), "")
+        if question:
+            valid.insert(opening, {"role": "user", "content": question})
         elif not opening:
-            first = next((p for p, m in enumerate(found) if m["role"] == "user"), len(found))
-            found = found[first:]
-    return found if any(m["role"] == "assistant" for m in found) else None
-
-
-def _results_moved_up(messages: list[Message]) -> list[Message]:
-    """Put each result directly behind its call; others may have spoken before it came."""
-    groups: list[list[Message]] = []
-    waiting: dict[str, list[Message]] = {}
-    for message in messages:
-        if message["role"] == "tool":
-            call = waiting.pop(str(message["tool_call_id"]), None)
-            if call is not None:
-                call.append(message)
-                continue
-        groups.append([message])
-        for made in message.get("tool_calls", []):
-            waiting[made["id"]] = groups[-1]
-    return [message for group in groups for message in group]
+            first = next((p for p, m in enumerate(valid) if m["role"] == "user"), len(valid))
+            valid = valid[first:]
+    return valid if any(message["role"] == "assistant" for message in valid) else None
 
 
 def _units(messages: list[Message]) -> Iterator[list[Message]]:
-    """Yield single messages, and calls together with their results; drop halves of such pairs."""
-    place = 0
-    while place < len(messages):
-        message = messages[place]
-        place += 1
+    """Yield messages, calls together with their results, however late; drop halves of pairs."""
+    groups: list[tuple[Message, dict[str, Message]]] = []
+    waiting: dict[str, dict[str, Message]] = {}
+    for message in messages:
         if message["role"] == "tool":
+            call_id = str(message["tool_call_id"])
+            if (answers := waiting.pop(call_id, None)) is not None:
+                answers[call_id] = {**message, "tool_call_id": call_id}
             continue
-        if "tool_calls" not in message:
-            if message["role"] != "assistant" or message["content"]:
-                yield [message]
-            continue
-        results: dict[str, Message] = {}
-        while place < len(messages) and messages[place]["role"] == "tool":
-            results.setdefault(str(messages[place]["tool_call_id"]), messages[place])
-            place += 1
-        yield from _answered(message, results)
-
-
-def _answered(message: Message, results: dict[str, Message]) -> Iterator[list[Message]]:
-    calls: list[Any] = []
-    answers: list[Message] = []
-    for call in cast("list[Any]", message["tool_calls"]):
-        if result := results.pop(call["id"], None):
-            calls.append(call)
-            answers.append({**result, "tool_call_id": call["id"]})
-    if calls:
-        yield [{**message, "tool_calls": calls}, *answers]
-    elif message["content"]:
-        yield [without(message, "tool_calls")]
+        groups.append((message, {}))
+        waiting |= {call["id"]: groups[-1][1] for call in message.get("tool_calls", [])}
+    for message, answers in groups:
+        calls = [call for call in message.get("tool_calls", []) if call["id"] in answers]
+        calls = list({call["id"]: call for call in reversed(calls)}.values())[::-1]
+        if calls:
+            yield [{**message, "tool_calls": calls}, *(answers[call["id"]] for call in calls)]
+        elif message["role"] != "assistant" or message["content"]:
+            yield [js.without(message, "tool_calls")]
 
 
 def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message | None:
@@ -242,16 +210,15 @@ def _closing(units: list[list[Message]], steps: Sequence[AgentStep]) -> Message 
     last = steps[-1]
     if last.step_type is not AgentStepType.ProgramEnd or "error" in (last.outputs or {}):
         return None
-    text = text_of(last.arguments.get("final_answer")) or said_text(last)
+    text = js.text_of(last.arguments.get("final_answer")) or answer_text(last)
     return {"role": "assistant", "content": text} if text else None
 
 
 def _tools(steps: Sequence[AgentStep]) -> list[Any]:
-    """Return the tools that the run was given, where its messages said so."""
-    about = as_object((steps[0].metadata or {}).get("conversation"))
+    """Return the run's tools, where its messages came with them."""
+    about = js.as_object((steps[0].metadata or {}).get("conversation"))
     tools: list[Any] = []
-    for given in as_list(about.get("tools")):
-        tool = as_object(given)
+    for tool in js.objects_in(about, "tools"):
         if "function" in tool:
             tools.append(tool)
         elif isinstance(tool.get("name"), str) and "input_schema" in tool:

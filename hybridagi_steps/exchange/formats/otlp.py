@@ -30,15 +30,9 @@ from hybridagi_steps.exchange.spans import (
     trace_id_of,
     trace_steps,
 )
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    agent_step,
-    as_object,
-    json_or_text,
-    objects_in,
-)
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 MAX_HELD_SPANS = 5_000
 """Spans held while their traces may still grow."""
@@ -50,7 +44,7 @@ PROGRAM_END = "hybridagi_steps.program_end"
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is an export request, or one span."""
-    fields = as_object(value)
+    fields = js.as_object(value)
     return bool(fields.keys() & {"resourceSpans", "resource_spans"} or trace_id_of(fields))
 
 
@@ -96,7 +90,7 @@ def _placed(trace: Trace, stored: Iterable[AgentStep]) -> Iterator[Parsed | Skip
     for step in stored:
         whole.session_id = whole.session_id or step.session_id
         whole.user_id = whole.user_id or step.user_id
-        for native in objects_in(step.model_extra, "messages"):
+        for native in js.objects_in(step.model_extra, "messages"):
             if trace_id_of(native) != trace.id:
                 continue
             _, span = _span(native, Record(0, native))
@@ -108,29 +102,29 @@ def _placed(trace: Trace, stored: Iterable[AgentStep]) -> Iterator[Parsed | Skip
 
 def _native_spans(value: object) -> Iterator[tuple[JsonObject, JsonObject]]:
     """Yield (span, what its resource says) for each span of a request."""
-    request = as_object(value)
+    request = js.as_object(value)
     if not request.keys() & {"resourceSpans", "resource_spans"}:
         yield request, _resource(request)
-    for resource in objects_in(request, "resourceSpans", "resource_spans"):
-        for scope in objects_in(resource, "scopeSpans", "scope_spans"):
-            for span in objects_in(scope, "spans"):
+    for resource in js.objects_in(request, "resourceSpans", "resource_spans"):
+        for scope in js.objects_in(resource, "scopeSpans", "scope_spans"):
+            for span in js.objects_in(scope, "spans"):
                 yield span, _resource(resource)
 
 
 def _resource(fields: JsonObject) -> JsonObject:
-    about = plain_attributes(as_object(fields.get("resource")))
+    about = plain_attributes(js.as_object(fields.get("resource")))
     return {"resource": about} if about else {}
 
 
 def _own_steps(native: JsonObject, record: Record) -> list[Parsed]:
     """Return the steps that our own export wrote into a span; none when it is a foreign one."""
-    steps = [json_or_text(plain_attributes(native).get(STEP))]
-    if "step_type" not in as_object(steps[0]):
+    steps = [js.json_or_text(plain_attributes(native).get(STEP))]
+    if "step_type" not in js.as_object(steps[0]):
         return []
-    for event in objects_in(native, "events"):
+    for event in js.objects_in(native, "events"):
         if event.get("name") == PROGRAM_END:
-            steps.append(json_or_text(plain_attributes(event).get(STEP)))
-    return [Parsed(record.line, agent_step(as_object(fields))) for fields in steps]
+            steps.append(js.json_or_text(plain_attributes(event).get(STEP)))
+    return [Parsed(record.line, js.agent_step(js.as_object(fields))) for fields in steps]
 
 
 def _span(native: JsonObject, record: Record) -> tuple[str, Span]:

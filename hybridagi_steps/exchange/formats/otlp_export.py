@@ -14,15 +14,9 @@ from hybridagi_steps.exchange import span_dialects as names
 from hybridagi_steps.exchange.formats import otlp
 from hybridagi_steps.exchange.span_dialects import CHAT, EXECUTE_TOOL, INVOKE_AGENT, OPERATION
 from hybridagi_steps.exchange.spans import nanoseconds
+from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, id_text
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_json,
-    as_list,
-    as_object,
-    last_user_text,
-    without,
-)
+from hybridagi_steps.records.json_reading import JsonObject
 
 SPANS_PER_REQUEST = 500
 """Spans in one request, which is one line."""
@@ -43,27 +37,27 @@ def request_lines(steps: Sequence[AgentStep]) -> Iterator[bytes]:
         page = spans[place : place + SPANS_PER_REQUEST]
         scoped = [{"scope": {"name": "hybridagi_steps"}, "spans": page}]
         request = {"resourceSpans": [{"resource": resource, "scopeSpans": scoped}]}
-        yield as_json(request).encode() + b"\n"
+        yield js.as_json(request).encode() + b"\n"
 
 
-def asked_text(step: AgentStep) -> str:
+def question_text(step: AgentStep) -> str:
     """Return what a program or model was asked: its arguments, else why it was called."""
     given = step.arguments
     if not given:
         return step.purpose
     [first, *others] = given.values()
     if others:
-        return as_json(given)
-    return first if isinstance(first, str) else last_user_text(first) or as_json(given)
+        return js.as_json(given)
+    return first if isinstance(first, str) else js.last_user_text(first) or js.as_json(given)
 
 
-def said_text(step: AgentStep) -> str:
+def answer_text(step: AgentStep) -> str:
     """Return what a model or program gave back as text: its result, its choice, or its fields."""
     outputs = step.outputs or {}
     found = outputs.get("result", outputs.get("choice"))
     if found is None:
-        found = without(outputs, "error", "tool_calls") or ""
-    return found if isinstance(found, str) else as_json(found)
+        found = js.without(outputs, "error", "tool_calls") or ""
+    return found if isinstance(found, str) else js.as_json(found)
 
 
 def _spans(steps: Sequence[AgentStep]) -> Iterator[JsonObject]:
@@ -135,13 +129,16 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[JsonObject, str,
         attributes: JsonObject = {
             OPERATION: EXECUTE_TOOL,
             names.TOOL_NAMES[0]: step.tool,
-            names.ARGUMENTS[0]: as_json(step.arguments),
-            names.RESULT[0]: None if step.result is None else as_json(step.result),
+            names.ARGUMENTS[0]: js.as_json(step.arguments),
+            names.RESULT[0]: None if step.result is None else js.as_json(step.result),
         }
         return attributes, f"{EXECUTE_TOOL} {step.tool}", _INTERNAL
+    last = end or step
+    calls = js.objects_in(last.outputs, "tool_calls")
+    answer = [*_text_parts(answer_text(last)), *map(_call_part, calls)]
     attributes = {
-        names.INPUT_MESSAGES[0]: _asked(step),
-        names.OUTPUT_MESSAGES[0]: _said(end or step),
+        names.INPUT_MESSAGES[0]: _messages("user", _text_parts(question_text(step))),
+        names.OUTPUT_MESSAGES[0]: _messages("assistant", answer, finish_reason="stop"),
     }
     if is_program:
         program = step.program or "program"
@@ -153,16 +150,10 @@ def _described(step: AgentStep, end: AgentStep | None) -> tuple[JsonObject, str,
 
 
 def _measured(step: AgentStep) -> JsonObject:
-    if step.metrics is None:
-        return {}
-    return {
-        names.MODELS[1]: step.metrics.model_name,
-        names.PROVIDERS[0]: step.metrics.provider,
-        names.INPUT_TOKENS[0]: step.metrics.input_tokens,
-        names.OUTPUT_TOKENS[0]: step.metrics.output_tokens,
-        names.CACHE_READ_TOKENS[0]: step.metrics.cache_read_tokens,
-        names.CACHE_WRITE_TOKENS[0]: step.metrics.cache_write_tokens,
-    }
+    metrics = step.metrics.model_dump() if step.metrics else {}
+    fields = {"model_name": names.MODELS[1], "provider": names.PROVIDERS[0]}
+    fields |= {name: names.COUNTS[name][0] for name in names.COUNTS if name != "total_tokens"}
+    return {attribute: metrics.get(name) for name, attribute in fields.items()}
 
 
 def _times(step: AgentStep, end: AgentStep | None) -> tuple[int, int]:
@@ -178,26 +169,22 @@ def _times(step: AgentStep, end: AgentStep | None) -> tuple[int, int]:
 
 def _error_of(step: AgentStep) -> JsonObject:
     found: object = (step.outputs or {}).get("error") or ""
-    return as_object(found if isinstance(found, dict) else {"type": "Error", "message": found})
+    return js.as_object(found if isinstance(found, dict) else {"type": "Error", "message": found})
 
 
-def _asked(step: AgentStep) -> str | None:
-    if not (asked := asked_text(step)):
-        return None
-    return as_json([{"role": "user", "parts": [{"type": "text", "content": asked}]}])
+def _text_parts(text: str) -> list[JsonObject]:
+    return [{"type": "text", "content": text}] if text else []
 
 
-def _said(step: AgentStep) -> str | None:
-    """Return what was answered as the conventions write it, None when nothing was."""
-    text = said_text(step)
-    parts: list[JsonObject] = [{"type": "text", "content": text}] if text else []
-    for call in map(as_object, as_list((step.outputs or {}).get("tool_calls"))):
-        body = as_object(call.get("function")) or call
-        found = {"name": body.get("name"), "arguments": body.get("arguments")}
-        parts.append({"type": "tool_call", "id": call.get("id"), **found})
-    if not parts:
-        return None
-    return as_json([{"role": "assistant", "parts": parts, "finish_reason": "stop"}])
+def _messages(role: str, parts: list[JsonObject], **about: str) -> str | None:
+    """Return a message as the conventions write it, None when it says nothing."""
+    return js.as_json([{"role": role, "parts": parts, **about}]) if parts else None
+
+
+def _call_part(call: JsonObject) -> JsonObject:
+    body = js.as_object(call.get("function")) or call
+    fields = {key: body.get(key) for key in ("name", "arguments")}
+    return {"type": "tool_call", "id": call.get("id"), **fields}
 
 
 def _trace_id(run_id: str) -> str:

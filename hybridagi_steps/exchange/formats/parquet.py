@@ -13,21 +13,15 @@ for queries. Rows are read and written in batches, so memory stays constant. Nee
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hybridagi_steps.errors import ExchangeError, MissingExtraError
-from hybridagi_steps.exchange.records import (
-    VECTOR_EMBEDDER,
-    Parsed,
-    Record,
-    Skipped,
-    origin_of,
-    read_each,
-)
+from hybridagi_steps.exchange import records as entries
+from hybridagi_steps.exchange.records import Parsed, Record, Skipped
 from hybridagi_steps.records.agent_step import NAME_FIELDS, AgentStep, id_text
 from hybridagi_steps.records.json_reading import BadRecordError, agent_step, as_object
 
@@ -83,16 +77,7 @@ def holds_steps(path: Path) -> bool:
 
 def rows(path: Path) -> Iterator[Record]:
     """Yield the rows of a file as they are, without the fields that are null."""
-    pyarrow = required()
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=BATCH):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Record(number, _without_nulls(row))
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+    return (record._replace(value=_without_nulls(record.value)) for record in _records(path))
 
 
 def _without_nulls(value: Any) -> Any:
@@ -107,28 +92,32 @@ def _without_nulls(value: Any) -> Any:
 
 def parse(path: Path) -> Iterator[Parsed | Skipped]:
     """Yield the steps of a file, each with the number of its row, from 1."""
-    return read_each(_records(path), _step)
+    return entries.read_each(_records(path, _with_whole_times), _step)
 
 
-def _records(path: Path) -> Iterator[Record]:
-    pyarrow = required()
+def _records(path: Path, prepared: Callable[[Any], Any] | None = None) -> Iterator[Record]:
+    """Yield the rows of a file, numbered from 1; `prepared` sees each batch first."""
+    pyarrow, number = required(), 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            known = set(file.schema_arrow.names)
-            if not {"id", "step_type", "created_at"} <= known:
+            if prepared and not {"id", "step_type", "created_at"} <= {*file.schema_arrow.names}:
                 raise ExchangeError(f"{path} holds no steps: no column step_type.")
-            number = 0
             for batch in file.iter_batches(batch_size=BATCH):
-                place = batch.schema.get_field_index("created_at")
-                whole = batch.column(place).cast(pyarrow.timestamp("us", "UTC"))
-                times = whole.cast(pyarrow.int64())
-                rows = batch.set_column(place, "created_at", times).to_pylist()
-                for number, row in enumerate(rows, start=number + 1):  # noqa: B020 - goes on
+                for row in (prepared(batch) if prepared else batch).to_pylist():
+                    number += 1
                     yield Record(number, row)
     except ExchangeError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise ExchangeError(f"{path} is no sound Parquet file: {error}.") from error
+
+
+def _with_whole_times(batch: Any) -> Any:
+    """Return a batch with its times as microseconds."""
+    pyarrow = required()
+    place = batch.schema.get_field_index("created_at")
+    times = batch.column(place).cast(pyarrow.timestamp("us", "UTC")).cast(pyarrow.int64())
+    return batch.set_column(place, "created_at", times)
 
 
 def _schema(pyarrow: Any, *, vectors: bool) -> Any:
@@ -148,7 +137,7 @@ def _schema(pyarrow: Any, *, vectors: bool) -> Any:
     }
     if vectors:
         fields["vector"] = pyarrow.list_(pyarrow.float64())
-        fields[VECTOR_EMBEDDER] = text
+        fields[entries.VECTOR_EMBEDDER] = text
     return pyarrow.schema(list(fields.items()))
 
 
@@ -169,8 +158,8 @@ def _row(step: AgentStep, *, vectors: bool) -> dict[str, Any]:
     extra = dict(step.model_extra or {})
     if vectors:
         row["vector"] = step.vector
-        if isinstance(extra.get(VECTOR_EMBEDDER), str):
-            row[VECTOR_EMBEDDER] = extra.pop(VECTOR_EMBEDDER)
+        if isinstance(extra.get(entries.VECTOR_EMBEDDER), str):
+            row[entries.VECTOR_EMBEDDER] = extra.pop(entries.VECTOR_EMBEDDER)
     row["extra"] = _json(extra or None)
     return row
 
@@ -184,7 +173,7 @@ def _step(record: Record) -> list[Parsed | Skipped]:
     extra = as_object(fields.pop("extra", {}))
     if isinstance(row.get("created_at"), int):
         fields["created_at"] = _EPOCH + row["created_at"] * _MICROSECOND
-    fields, embedder = origin_of({**extra, **fields})
+    fields, embedder = entries.origin_of({**extra, **fields})
     return [Parsed(record.line, agent_step(fields), embedder=embedder)]
 
 

@@ -16,20 +16,8 @@ from pydantic import JsonValue
 
 from hybridagi_steps.exchange.records import Parsed, Record, Records, Skipped, read_each
 from hybridagi_steps.messages.conversation import content_key
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    agent_step,
-    as_arguments,
-    as_list,
-    as_object,
-    first_number,
-    json_or_text,
-    last_user_text,
-    stable_id,
-    text_of,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 PROGRAM = "toolbench"
 """Name of the program that an answer tree is."""
@@ -40,11 +28,8 @@ _ACCEPTED = (0, 3, 4)
 
 def recognises(value: JsonValue) -> bool:
     """Whether a record is an answer tree."""
-    match value:
-        case {"answer_generation": _} | {"tree": {"tree": _}}:
-            return True
-        case _:
-            return False
+    tree = js.as_object(js.as_object(value).get("tree"))
+    return "answer_generation" in js.as_object(value) or "tree" in tree
 
 
 def parse(records: Records) -> Iterator[Parsed | Skipped]:
@@ -57,37 +42,37 @@ class _Tree:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        value = as_object(record.value)
-        self._root = as_object(as_object(value.get("tree")).get("tree")) or _chains(value)
+        value = js.as_object(record.value)
+        self._root = js.as_object(js.as_object(value.get("tree")).get("tree")) or _chains(value)
         if not self._root:
             raise BadRecordError("an answer without its tree")
-        self._answer = as_object(value.get("answer_generation"))
+        self._answer = js.as_object(value.get("answer_generation"))
         self._value = value
         self._key = content_key([self._answer.get("query"), self._root])
         self._run_id = f"toolbench-{self._key[:16]}"
         self._steps: list[Parsed] = []
-        self._query = self._asked()
+        self._query = self._question()
         self._call_id = ""
 
     def steps(self) -> list[Parsed]:
         inputs = {"program": PROGRAM, "purpose": self._query, "arguments": {"query": self._query}}
         extras = {key: item for key, item in self._value.items() if key != "tree"}
         if "trys" in extras:
-            extras["trys"] = [without(item, "chain") for item in as_list(extras["trys"])]
-        about = without(self._value.get("tree"), "tree")
+            extras["trys"] = [js.without(item, "chain") for item in js.as_list(extras["trys"])]
+        about = js.without(self._value.get("tree"), "tree")
         metadata = {"answer": {**extras, "tree": about}}
-        root = [without(self._root, "children")]
+        root = [js.without(self._root, "children")]
         self._call_id = self._add("root", "ProgramCall", None, inputs, None, root, metadata)
         self._branches()
         self._end()
         return self._steps
 
-    def _asked(self) -> str:
+    def _question(self) -> str:
         if isinstance(query := self._answer.get("query"), str):
             return query
-        messages = as_list(self._answer.get("train_messages"))
-        said = last_user_text(messages[0]) if messages else ""
-        return said.strip().removesuffix("Begin!").strip()
+        messages = js.as_list(self._answer.get("train_messages"))
+        text = js.last_user_text(messages[0]) if messages else ""
+        return text.strip().removesuffix("Begin!").strip()
 
     def _branches(self) -> None:
         """Visit every node once; a step begins at the first node after an Action Input."""
@@ -95,7 +80,7 @@ class _Tree:
         open_nodes = [(self._root, "0", self._call_id, [])]
         while open_nodes:
             node, place, parent, gathered = open_nodes.pop()
-            children = [as_object(child) for child in as_list(node.get("children"))]
+            children = [js.as_object(child) for child in js.as_list(node.get("children"))]
             if node is not self._root:
                 gathered = [*gathered, node]
                 whole = node.get("node_type") == "Action Input" or not children
@@ -106,36 +91,31 @@ class _Tree:
                 open_nodes.append((children[number], f"{place}.{number}", parent, gathered))
 
     def _node_step(self, nodes: list[JsonObject], place: str, parent: str) -> str:
-        said = {str(node.get("node_type")): node for node in nodes}
-        thought = text_of(as_object(said.get("Thought")).get("description"))
-        tool = as_object(said.get("Action")).get("description")
-        given = as_object(said.get("Action Input"))
-        last = nodes[-1]
-        inputs: JsonObject = {"purpose": thought or self._query}
-        if tool is not None:
-            inputs["tool"] = text_of(tool)
-        inputs["arguments"] = as_arguments(given.get("description"))
-        outputs, note = None, ""
-        if "observation" in last:
-            outputs = {"result": last["observation"]}
-        elif tool is None:
-            outputs = {"result": thought}
-        else:
-            note = "no observation for this call"
+        last, by_type = nodes[-1], {str(node.get("node_type")): node for node in nodes}
+        thought, tool, arguments = (
+            js.as_object(by_type.get(kind)).get("description")
+            for kind in ("Thought", "Action", "Action Input")
+        )
+        inputs: JsonObject = {"purpose": js.text_of(thought) or self._query}
+        inputs |= {} if tool is None else {"tool": js.text_of(tool)}
+        inputs["arguments"] = js.as_arguments(arguments)
         metadata = {key: last[key] for key in ("pruned", "is_terminal", "finished") if key in last}
-        if note:
-            metadata["note"] = note
-        natives = [without(node, "children") for node in nodes]
+        outputs = {"result": last["observation"]} if "observation" in last else None
+        if outputs is None and tool is None:
+            outputs = {"result": js.text_of(thought)}
+        elif outputs is None:
+            metadata["note"] = "no observation for this call"
+        natives = [js.without(node, "children") for node in nodes]
         return self._add(place, "Action", parent, inputs, outputs, natives, metadata)
 
     def _end(self) -> None:
-        final = json_or_text(self._answer.get("final_answer"))
-        answer = as_object(final).get("final_answer", final)
+        final = js.json_or_text(self._answer.get("final_answer"))
+        answer = js.as_object(final).get("final_answer", final)
         last = next((p.step for p in reversed(self._steps) if _gave_answer(p.step.arguments)), None)
         parent = str(last.id if last else self._steps[-1].step.id)
         outputs = None if answer is None else {"result": answer}
-        ended = {} if answer else {"note": "the search found no answer"}
-        self._add("end", "ProgramEnd", parent, {"program": PROGRAM}, outputs, [], ended)
+        about = {} if answer else {"note": "the search found no answer"}
+        self._add("end", "ProgramEnd", parent, {"program": PROGRAM}, outputs, [], about)
 
     def _add(
         self,
@@ -150,24 +130,23 @@ class _Tree:
         code = nodes[-1].get("observation_code") if nodes and kind == "Action" else None
         failed = isinstance(code, int) and code not in _ACCEPTED
         if failed and outputs:
-            outputs = {"error": {"type": f"code {code}", "message": text_of(outputs["result"])}}
-        status = "error" if failed else "partial" if "note" in metadata else "ok"
-        total = first_number(self._answer, "total_tokens") if kind == "ProgramEnd" else None
+            outputs = {"error": {"type": f"code {code}", "message": js.text_of(outputs["result"])}}
+        total = js.first_number(self._answer, "total_tokens") if kind == "ProgramEnd" else None
         fields = {
-            "id": str(stable_id("toolbench", self._key, place)),
-            "parent_id": parent,
-            "hop": len(self._steps),
             "step_type": kind,
             "inputs": inputs,
             "outputs": outputs,
+            "messages": nodes,
+            "id": str(js.stable_id("toolbench", self._key, place)),
+            "parent_id": parent,
+            "hop": len(self._steps),
             "metadata": {"format": "toolbench", **metadata},
             "run_id": self._run_id,
             "program_id": self._call_id if kind != "ProgramCall" else None,
-            "status": status,
+            "status": "error" if failed else "partial" if "note" in metadata else "ok",
             "metrics": {"total_tokens": total} if total is not None else None,
-            "messages": nodes,
         }
-        step = agent_step(fields)
+        step = js.agent_step(fields)
         self._steps.append(Parsed(self._record.line, step))
         return str(step.id)
 
@@ -175,10 +154,10 @@ class _Tree:
 def _chains(value: JsonObject) -> JsonObject:
     """Return the tries of a search without branches as branches of one tree; {} without any."""
     heads: list[JsonObject] = []
-    for attempt in as_list(value.get("trys")):
+    for attempt in js.as_list(value.get("trys")):
         below: list[JsonObject] = []
-        for node in reversed(as_list(as_object(attempt).get("chain"))):
-            below = [{**as_object(node), "children": below}]
+        for node in reversed(js.as_list(js.as_object(attempt).get("chain"))):
+            below = [{**js.as_object(node), "children": below}]
         heads += below
     return {"node_type": "Action Input", "children": heads} if heads else {}
 

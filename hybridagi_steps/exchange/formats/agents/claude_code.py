@@ -14,16 +14,8 @@ from typing import Any
 
 from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, branches
 from hybridagi_steps.messages.turns import Message, anthropic_turns
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_list,
-    as_object,
-    known_fields,
-    objects_in,
-    text_in,
-    text_of,
-    time_of,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import JsonObject
 
 _TITLES = {"summary": "summary", "custom-title": "customTitle", "ai-title": "aiTitle"}
 """Types of lines that name a session, with the key of the name; later ones go before."""
@@ -34,16 +26,16 @@ _ABOUT = ("cwd", "gitBranch", "version", "agentId", "slug")
 def _chats(value: Any) -> Iterator[Chat]:
     sessions: dict[str, dict[str, Message]] = {}
     title = None
-    for number, line in enumerate(map(as_object, as_list(value))):
+    for number, line in enumerate(map(js.as_object, js.as_list(value))):
         kind = str(line.get("type"))
         if kind in _TITLES:
-            title = text_in(line, _TITLES[kind]) or title
+            title = js.text_in(line, _TITLES[kind]) or title
         elif "uuid" in line or kind in _SPOKEN:
             session = str(line.get("sessionId"))
             if line.get("isSidechain"):
                 session = f"{session}/{line.get('agentId') or 'sidechain'}"
             lines = sessions.setdefault(session, {})
-            lines.setdefault(text_in(line, "uuid") or str(number), line)
+            lines.setdefault(js.text_in(line, "uuid") or str(number), line)
     for session, lines in sessions.items():
         branch = None
         for leaf, path in branches(_parents(lines), next(reversed(lines))):
@@ -55,7 +47,7 @@ def _chats(value: Any) -> Iterator[Chat]:
                 messages,
                 id=session,
                 title=None if "/" in session or branch else title,
-                created_at=time_of(spoken[0]),
+                created_at=js.time_of(spoken[0]),
                 extras={key: spoken[0][key] for key in _ABOUT if spoken[0].get(key)},
                 turns=anthropic_turns,
                 branch=f"{session}@{leaf}" if branch else None,
@@ -72,7 +64,7 @@ def _parents(lines: dict[str, Message]) -> dict[str, str | None]:
     parents: dict[str, str | None] = {}
     last: str | None = None
     for own, line in lines.items():
-        parent: str | None = line.get("parentUuid", last) or text_in(line, "logicalParentUuid")
+        parent: str | None = line.get("parentUuid", last) or js.text_in(line, "logicalParentUuid")
         passed: list[Message] = []
         node = last
         while node is not None and node != parent:
@@ -94,7 +86,7 @@ def _is_prompt(line: Message) -> bool:
     """Whether a line is what somebody typed."""
     if line.get("type") != "user" or line.get("isMeta") or line.get("isCompactSummary"):
         return False
-    blocks = objects_in(line.get("message"), "content")
+    blocks = js.objects_in(line.get("message"), "content")
     return not any(block.get("type") == "tool_result" for block in blocks)
 
 
@@ -102,7 +94,7 @@ def _messages(lines: list[Message]) -> Iterator[ChatMessage]:
     """Yield messages, blocks of one answer together."""
     answer: list[Message] = []
     for line in lines:
-        own = as_object(line.get("message")).get("id")
+        own = js.as_object(line.get("message")).get("id")
         if answer and not (own and own == answer[0]["message"].get("id")):
             yield _answer(answer)
             answer = []
@@ -116,10 +108,10 @@ def _messages(lines: list[Message]) -> Iterator[ChatMessage]:
 
 def _question(line: Message) -> ChatMessage:
     role = "system" if line["type"] == "system" or line.get("isMeta") else "user"
-    content: object = as_object(line.get("message")).get("content", line.get("content"))
+    content: object = js.as_object(line.get("message")).get("content", line.get("content"))
     if role == "system" and isinstance(content, list):
-        content = text_of(content)
-    return ChatMessage({"role": role, "content": content or ""}, line, time_of(line))
+        content = js.text_of(content)
+    return ChatMessage({"role": role, "content": content or ""}, line, js.time_of(line))
 
 
 def _answer(lines: list[Message]) -> ChatMessage:
@@ -127,11 +119,11 @@ def _answer(lines: list[Message]) -> ChatMessage:
     blocks: list[JsonObject] = []
     for content in (line["message"].get("content") for line in lines):
         blocks += [{"type": "text", "text": content}] if isinstance(content, str) else []
-        blocks += as_list(content)
+        blocks += js.as_list(content)
     last = lines[-1]["message"]
-    about = known_fields(model=last.get("model"), usage=last.get("usage"))
+    about = js.known_fields(model=last.get("model"), usage=last.get("usage"))
     view = {"role": "assistant", "content": blocks, **about}
-    return ChatMessage(view, lines[0], time_of(lines[0]), also=tuple(lines[1:]))
+    return ChatMessage(view, lines[0], js.time_of(lines[0]), also=tuple(lines[1:]))
 
 
 FORMAT = ChatFormat(

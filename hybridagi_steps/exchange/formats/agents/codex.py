@@ -12,22 +12,16 @@ from typing import Any
 
 from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage
 from hybridagi_steps.messages.turns import Message
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_object,
-    text_in,
-    text_of,
-    time_of,
-    usage_metrics,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import JsonObject
 
 _LINES = {"session_meta", "response_item", "event_msg", "turn_context", "compacted"}
 _SURROUNDINGS = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
 
 
 def _session(line: JsonObject) -> str | None:
-    own = line.get("type") == "session_meta" and as_object(line.get("payload"))
-    return text_in(own, "id") if own else None
+    own = line.get("type") == "session_meta" and js.as_object(line.get("payload"))
+    return js.text_in(own, "id") if own else None
 
 
 def _chats(value: Any) -> Iterator[Chat]:
@@ -35,27 +29,27 @@ def _chats(value: Any) -> Iterator[Chat]:
     meta: JsonObject = {}
     model = None
     for line in value:
-        payload = as_object(line.get("payload"))
+        payload = js.as_object(line.get("payload"))
         if line.get("type") == "session_meta":
             meta = meta or payload
         elif line.get("type") == "turn_context":
-            model = text_in(payload, "model") or model
+            model = js.text_in(payload, "model") or model
         elif line.get("type") == "response_item":
-            messages.append(ChatMessage(_view(payload), line, time_of(line)))
+            messages.append(ChatMessage(_view(payload), line, js.time_of(line)))
         elif payload.get("type") == "token_count" and messages:
-            usage = as_object(as_object(payload.get("info")).get("last_token_usage"))
-            _set_metrics(messages, usage and usage_metrics(usage, model_name=model))
+            usage = js.as_object(js.as_object(payload.get("info")).get("last_token_usage"))
+            _set_metrics(messages, usage and js.usage_metrics(usage, model_name=model))
     if messages:
-        created_at = time_of(meta, "timestamp") or time_of(value[0])
-        yield Chat(messages, id=text_in(meta, "id"), created_at=created_at, extras=meta)
+        created_at = js.time_of(meta, "timestamp") or js.time_of(value[0])
+        yield Chat(messages, id=js.text_in(meta, "id"), created_at=created_at, extras=meta)
 
 
 def _view(item: Message) -> Message:
     """Return an item of the Responses API as it is, but for what no user typed."""
     if item.get("type") == "message" and item.get("role") == "user":
-        text = text_of(item.get("content")).lstrip()
+        text = js.text_of(item.get("content")).lstrip()
         return {**item, "role": "system"} if text.startswith(_SURROUNDINGS) else item
-    output = as_object(item.get("output"))
+    output = js.as_object(item.get("output"))
     return {**item, "output": output.get("content")} if "content" in output else item
 
 

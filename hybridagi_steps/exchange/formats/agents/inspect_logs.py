@@ -10,14 +10,7 @@ from typing import Any
 
 from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage
 from hybridagi_steps.messages.turns import Message
-from hybridagi_steps.records.json_reading import (
-    as_object,
-    objects_in,
-    text_in,
-    text_of,
-    time_of,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
 
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 """The letters of inspect's scorers."""
@@ -25,47 +18,47 @@ _LONG = ("messages", "events", "attachments", "output", "store")
 
 
 def _chats(value: Any) -> Iterator[Chat]:
-    log = as_object(value)
-    about = as_object(log.get("eval"))
-    run = text_in(about, "eval_id", "run_id")
-    for sample in objects_in(log, "samples") if "samples" in log else [log]:
-        scores = as_object(sample.get("scores"))
+    log = js.as_object(value)
+    about = js.as_object(log.get("eval"))
+    run = js.text_in(about, "eval_id", "run_id")
+    for sample in js.objects_in(log, "samples") if "samples" in log else [log]:
+        scores = js.as_object(sample.get("scores"))
         name = next(iter(scores), "")
-        score = as_object(scores.get(name))
+        score = js.as_object(scores.get(name))
         yield Chat(
-            [_message(native) for native in objects_in(sample, "messages")],
-            id=text_in(sample, "uuid") or (run and f"{run}:{sample['id']}:{sample['epoch']}"),
-            title=" ".join(filter(None, [text_in(about, "task"), f"{sample.get('id')}"])),
-            created_at=time_of(sample, "started_at") or time_of(about, "created"),
-            extras={**without(sample, *_LONG), **({"eval": about} if about else {})},
+            [_message(native) for native in js.objects_in(sample, "messages")],
+            id=js.text_in(sample, "uuid") or (run and f"{run}:{sample['id']}:{sample['epoch']}"),
+            title=" ".join(filter(None, [js.text_in(about, "task"), f"{sample.get('id')}"])),
+            created_at=js.time_of(sample, "started_at") or js.time_of(about, "created"),
+            extras={**js.without(sample, *_LONG), **({"eval": about} if about else {})},
             score=_number(score.get("value")),
-            feedback=text_of(score.get("explanation")) or name,
+            feedback=js.text_of(score.get("explanation")) or name,
         )
 
 
 def _message(native: Message) -> ChatMessage:
     view = dict(native)
     if isinstance(native.get("content"), list):
-        parts = objects_in(native, "content")
+        parts = js.objects_in(native, "content")
         view["content"] = [
             {**part, "type": "reasoning", "text": part.get("reasoning")}
             if part.get("type") == "reasoning"
             else part
             for part in parts
         ]
-    if calls := objects_in(native, "tool_calls"):
+    if calls := js.objects_in(native, "tool_calls"):
         view["tool_calls"] = [
-            {**without(call, "function"), "name": call["function"]}
+            {**js.without(call, "function"), "name": call["function"]}
             if isinstance(call.get("function"), str)
             else call
             for call in calls
         ]
-    error = as_object(native.get("error")) if native.get("role") == "tool" else {}
+    error = js.as_object(native.get("error")) if native.get("role") == "tool" else {}
     if native.get("role") == "tool":
         view |= {"name": native.get("function")}
         view["content"] = native.get("content") or error.get("message")
     metrics = {"model_name": native["model"], "llm_calls": 1} if "model" in native else None
-    return ChatMessage(view, native, time_of(native), metrics, failed=bool(error))
+    return ChatMessage(view, native, js.time_of(native), metrics, failed=bool(error))
 
 
 def _number(value: object) -> float | None:

@@ -11,15 +11,7 @@ from typing import Any
 
 from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, message, result
 from hybridagi_steps.messages.turns import Message
-from hybridagi_steps.records.json_reading import (
-    as_list,
-    as_object,
-    objects_in,
-    text_in,
-    text_of,
-    usage_metrics,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
 
 _TRANSIENT = ("ModelClientStreamingChunkEvent", "UserInputRequestedEvent")
 """Events that other messages repeat."""
@@ -33,13 +25,13 @@ _MESSAGE = {"type": _KINDS}
 
 
 def _chats(value: Any) -> Iterator[Chat]:
-    state = as_object(value)
-    lists = [("", objects_in(value) or objects_in(state, "messages"))]
-    agents: dict[str, Any] = as_object(state.get("agent_states")) or {"": state}
+    state = js.as_object(value)
+    lists = [("", js.objects_in(value) or js.objects_in(state, "messages"))]
+    agents: dict[str, Any] = js.as_object(state.get("agent_states")) or {"": state}
     for name, agent in agents.items():
-        inner = as_object(as_object(agent).get("agent_state")) or as_object(agent)
-        lists.append((name, objects_in(inner.get("llm_context"), "messages")))
-    extras = without(value, "messages", "agent_states", "llm_context")
+        inner = js.as_object(js.as_object(agent).get("agent_state")) or js.as_object(agent)
+        lists.append((name, js.objects_in(inner.get("llm_context"), "messages")))
+    extras = js.without(value, "messages", "agent_states", "llm_context")
     for name, natives in lists:
         if natives:
             messages = [m for native in natives for m in _messages(native)]
@@ -49,15 +41,15 @@ def _chats(value: Any) -> Iterator[Chat]:
 def _messages(native: Message) -> Iterator[ChatMessage]:
     kind, source, content = (
         str(native.get("type")),
-        text_in(native, "source"),
+        js.text_in(native, "source"),
         native.get("content"),
     )
-    metrics = usage_metrics(native.get("models_usage"))
+    metrics = js.usage_metrics(native.get("models_usage"))
     first: Message | None = native
     if kind in _TRANSIENT:
         return
     if kind in ("FunctionExecutionResultMessage", "ToolCallExecutionEvent"):
-        for item in objects_in(content):
+        for item in js.objects_in(content):
             failed = item.get("is_error") is True
             yield result(item.get("call_id"), item.get("content"), first, failed=failed)
             first = None
@@ -66,11 +58,11 @@ def _messages(native: Message) -> Iterator[ChatMessage]:
     elif kind == "UserMessage" or source == "user":
         yield message("user", _content(content), native, name=source)
     elif isinstance(content, list) and kind != "MultiModalMessage":
-        calls, thought = objects_in(native, "content"), text_in(native, "thought")
+        calls, thought = js.objects_in(native, "content"), js.text_in(native, "thought")
         view = message("assistant", None, native, tool_calls=calls, reasoning_content=thought)
         yield view._replace(metrics=metrics)
     elif kind == "ThoughtEvent":
-        yield message("assistant", "", native, reasoning_content=text_of(content))
+        yield message("assistant", "", native, reasoning_content=js.text_of(content))
     else:
         view = message("assistant", _content(content), native, name=source)
         yield view._replace(metrics=metrics)
@@ -78,10 +70,10 @@ def _messages(native: Message) -> Iterator[ChatMessage]:
 
 def _content(content: Any) -> Any:
     if not isinstance(content, list):
-        return text_of(content)
+        return js.text_of(content)
     return [
-        part if isinstance(part, str) else {"type": "image", **as_object(part)}
-        for part in as_list(content)
+        part if isinstance(part, str) else {"type": "image", **js.as_object(part)}
+        for part in js.as_list(content)
     ]
 
 

@@ -12,45 +12,36 @@ from typing import Any
 from hybridagi_steps.exchange.chats import CallQueue, Chat, ChatFormat, ChatMessage, message, result
 from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import Message
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_object,
-    joined,
-    objects_in,
-    text_in,
-    text_of,
-    time_of,
-    usage_metrics,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import JsonObject
 
 _CONTENT = {"parts": [...]}
 _CALLS, _RESULTS = ("functionCall", "function_call"), ("functionResponse", "function_response")
 
 
 def _chats(value: Any) -> Iterator[Chat]:
-    chat = as_object(value)
+    chat = js.as_object(value)
     if "sessionId" in chat:
         yield Chat(
-            [m for native in objects_in(chat, "messages") for m in _cli_messages(native)],
-            id=text_in(chat, "sessionId"),
-            title=text_in(chat, "summary"),
-            created_at=time_of(chat, "startTime"),
-            extras=without(chat, "messages"),
+            [m for native in js.objects_in(chat, "messages") for m in _cli_messages(native)],
+            id=js.text_in(chat, "sessionId"),
+            title=js.text_in(chat, "summary"),
+            created_at=js.time_of(chat, "startTime"),
+            extras=js.without(chat, "messages"),
         )
         return
-    answers = [as_object(c.get("content")) for c in objects_in(chat, "candidates")[:1]]
-    contents = [*(objects_in(value) or objects_in(chat, "contents"))]
+    answers = [js.as_object(c.get("content")) for c in js.objects_in(chat, "candidates")[:1]]
+    contents = [*(js.objects_in(value) or js.objects_in(chat, "contents"))]
     messages = list(_messages([*contents, *({"role": "model", **a} for a in answers)]))
     if answers and messages:
         messages[-1] = messages[-1]._replace(metrics=_metrics(chat))
-    prompt = as_object(chat.get("systemInstruction") or chat.get("system_instruction"))
-    system = text_of(objects_in(prompt, "parts"))
+    prompt = js.as_object(chat.get("systemInstruction") or chat.get("system_instruction"))
+    system = js.text_of(js.objects_in(prompt, "parts"))
     yield Chat(
         [*([message("system", system)] if system else []), *messages],
-        id=text_in(chat, "responseId", "id"),
-        created_at=time_of(chat, "createTime", "created_at"),
-        extras=without(chat, "contents"),
+        id=js.text_in(chat, "responseId", "id"),
+        created_at=js.time_of(chat, "createTime", "created_at"),
+        extras=js.without(chat, "contents"),
     )
 
 
@@ -58,7 +49,7 @@ def _messages(contents: Iterable[Message]) -> Iterator[ChatMessage]:
     """Yield what contents say; the first message of each carries it."""
     queue = CallQueue()
     for content in contents:
-        parts = objects_in(content, "parts")
+        parts = js.objects_in(content, "parts")
         native: Message | None = content
         for answer in _members(parts, _RESULTS):
             call_id = queue.answered(answer.get("name"), answer.get("id"))
@@ -68,7 +59,7 @@ def _messages(contents: Iterable[Message]) -> Iterator[ChatMessage]:
             queue.call(call.get("name"), call.get("args") or {}, call.get("id"))
             for call in _members(parts, _CALLS)
         ]
-        thoughts = [text_of(part.get("text")) for part in parts if part.get("thought") is True]
+        thoughts = [js.text_of(part.get("text")) for part in parts if part.get("thought") is True]
         words = [p for p in parts if p.get("thought") is not True and _is_content(p)]
         if words or calls or native is not None:
             yield message(
@@ -76,13 +67,13 @@ def _messages(contents: Iterable[Message]) -> Iterator[ChatMessage]:
                 words or (None if calls else ""),
                 native,
                 tool_calls=calls or None,
-                reasoning_content=joined(*thoughts) or None,
+                reasoning_content=js.joined(*thoughts) or None,
             )
 
 
 def _members(parts: list[JsonObject], names: tuple[str, ...]) -> Iterator[JsonObject]:
     for part in parts:
-        yield from filter(None, (as_object(part.get(name)) for name in names))
+        yield from filter(None, (js.as_object(part.get(name)) for name in names))
 
 
 def _is_content(part: JsonObject) -> bool:
@@ -90,30 +81,34 @@ def _is_content(part: JsonObject) -> bool:
 
 
 def _cli_messages(native: Message) -> Iterator[ChatMessage]:
-    kind, words = native.get("type"), text_of(native.get("content"))
+    kind, words = native.get("type"), js.text_of(native.get("content"))
     if kind != "gemini":
         yield message("user" if kind == "user" else "system", words, native)
         return
-    calls = objects_in(native, "toolCalls")
-    thoughts = [text_of(thought.get("description")) for thought in objects_in(native, "thoughts")]
+    calls = js.objects_in(native, "toolCalls")
+    thoughts = [
+        js.text_of(thought.get("description")) for thought in js.objects_in(native, "thoughts")
+    ]
     yield message(
         "assistant",
         words or None,
         native,
         tool_calls=[function_call(c.get("id"), c.get("name"), c.get("args") or {}) for c in calls]
         or None,
-        reasoning_content=joined(*thoughts) or None,
+        reasoning_content=js.joined(*thoughts) or None,
     )._replace(metrics=_metrics(native))
     for call in calls:
         if "result" in call:
             failed = call.get("status") in ("error", "cancelled")
             answer = result(call.get("id"), call.get("resultDisplay") or call["result"])
-            yield answer._replace(made=time_of(call), failed=failed)
+            yield answer._replace(made=js.time_of(call), failed=failed)
 
 
 def _metrics(chat: JsonObject) -> JsonObject | None:
     usage = chat.get("usageMetadata") or chat.get("usage_metadata") or chat.get("tokens")
-    return usage_metrics(usage, model_name=text_in(chat, "modelVersion", "model_version", "model"))
+    return js.usage_metrics(
+        usage, model_name=js.text_in(chat, "modelVersion", "model_version", "model")
+    )
 
 
 FORMAT = ChatFormat(

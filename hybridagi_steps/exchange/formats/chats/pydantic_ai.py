@@ -12,17 +12,8 @@ from typing import Any
 from hybridagi_steps.exchange.chats import Chat, ChatFormat, ChatMessage, message, result
 from hybridagi_steps.messages.parts import function_call
 from hybridagi_steps.messages.turns import Message
-from hybridagi_steps.records.json_reading import (
-    JsonObject,
-    as_list,
-    as_object,
-    joined,
-    objects_in,
-    text_in,
-    time_of,
-    usage_metrics,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import JsonObject
 
 _CALLS = ("tool-call", "builtin-tool-call")
 _RESULTS = ("tool-return", "builtin-tool-return", "retry-prompt")
@@ -30,31 +21,31 @@ _MESSAGE = {"kind": {"request", "response"}, "parts": [...]}
 
 
 def _chats(value: Any) -> Iterator[Chat]:
-    about = without(value, "messages")
+    about = js.without(value, "messages")
     messages: list[ChatMessage] = []
-    for native in objects_in(value) or objects_in(value, "messages"):
+    for native in js.objects_in(value) or js.objects_in(value, "messages"):
         read = _response if native.get("kind") == "response" else _request
         carrier: Message | None = native
         for part in read(native):
-            messages.append(part._replace(native=carrier, made=part.made or time_of(native)))
+            messages.append(part._replace(native=carrier, made=part.made or js.time_of(native)))
             carrier = None
-    yield Chat(messages, id=text_in(about, "session_id", "conversation_id"), extras=about)
+    yield Chat(messages, id=js.text_in(about, "session_id", "conversation_id"), extras=about)
 
 
 def _request(native: Message) -> Iterator[ChatMessage]:
-    for part in objects_in(native, "parts"):
+    for part in js.objects_in(native, "parts"):
         if part.get("part_kind") in _RESULTS and part.get("tool_name"):
             yield _result(part)
         else:
             role = "system" if part.get("part_kind") == "system-prompt" else "user"
-            yield message(role, _content(part.get("content")))._replace(made=time_of(part))
+            yield message(role, _content(part.get("content")))._replace(made=js.time_of(part))
 
 
 def _response(native: Message) -> Iterator[ChatMessage]:
-    parts = objects_in(native, "parts")
+    parts = js.objects_in(native, "parts")
     texts = [{"type": "text", "text": p["content"]} for p in parts if p.get("part_kind") == "text"]
     others = [part for part in parts if part.get("part_kind") in ("file", "compaction")]
-    thoughts = [text_in(p, "content") for p in parts if p.get("part_kind") == "thinking"]
+    thoughts = [js.text_in(p, "content") for p in parts if p.get("part_kind") == "thinking"]
     calls = [
         function_call(part.get("tool_call_id"), part.get("tool_name"), part.get("args") or {})
         for part in parts
@@ -63,9 +54,9 @@ def _response(native: Message) -> Iterator[ChatMessage]:
     yield message(
         "assistant",
         [*texts, *others] or None,
-        reasoning_content=joined(*thoughts) or None,
+        reasoning_content=js.joined(*thoughts) or None,
         tool_calls=calls or None,
-    )._replace(metrics=usage_metrics(native.get("usage"), model_name=native.get("model_name")))
+    )._replace(metrics=js.usage_metrics(native.get("usage"), model_name=native.get("model_name")))
     yield from (_result(part) for part in parts if part.get("part_kind") == "builtin-tool-return")
 
 
@@ -73,13 +64,15 @@ def _result(part: JsonObject) -> ChatMessage:
     failed = part.get("part_kind") == "retry-prompt" or part.get("outcome") == "failed"
     call_id, content = part.get("tool_call_id"), part.get("content")
     answer = result(call_id, content, name=part["tool_name"], failed=failed)
-    return answer._replace(made=time_of(part))
+    return answer._replace(made=js.time_of(part))
 
 
 def _content(content: Any) -> Any:
     if not isinstance(content, list):
         return content if content is not None else ""
-    return [part if isinstance(part, str) else _part(as_object(part)) for part in as_list(content)]
+    return [
+        part if isinstance(part, str) else _part(js.as_object(part)) for part in js.as_list(content)
+    ]
 
 
 def _part(part: JsonObject) -> JsonObject:

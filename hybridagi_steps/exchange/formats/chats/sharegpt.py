@@ -13,18 +13,8 @@ from typing import Any
 
 from hybridagi_steps.exchange.chats import CallQueue, Chat, ChatFormat, ChatMessage, message, result
 from hybridagi_steps.messages.turns import Message
-from hybridagi_steps.records.json_reading import (
-    BadRecordError,
-    JsonObject,
-    as_list,
-    as_object,
-    joined,
-    json_or_text,
-    objects_in,
-    text_in,
-    text_of,
-    without,
-)
+from hybridagi_steps.records import json_reading as js
+from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -40,28 +30,28 @@ _LISTS = ("conversations", "conversation")
 
 
 def _chats(value: Any) -> Iterator[Chat]:
-    row = as_object(value)
-    system = text_of(row.get("system") or row.get("system_prompt"))
+    row = js.as_object(value)
+    system = js.text_of(row.get("system") or row.get("system_prompt"))
     messages = [message("system", system)] if system else []
     messages += _alpaca(row) if "instruction" in row else _sharegpt(row)
-    extras = without(row, *_LISTS, "instruction", "input", "output", "history")
-    yield Chat(messages, id=text_in(row, "id"), extras=extras)
+    extras = js.without(row, *_LISTS, "instruction", "input", "output", "history")
+    yield Chat(messages, id=js.text_in(row, "id"), extras=extras)
 
 
 def _alpaca(row: JsonObject) -> Iterator[ChatMessage]:
-    for pair in as_list(row.get("history")):
-        for role, text in zip(("user", "assistant"), as_list(pair), strict=False):
+    for pair in js.as_list(row.get("history")):
+        for role, text in zip(("user", "assistant"), js.as_list(pair), strict=False):
             yield message(role, text, {"role": role, "content": text})
     native = {key: row[key] for key in ("instruction", "input") if key in row}
-    yield message("user", joined(*map(text_of, native.values())), native)
-    yield message("assistant", text_of(row["output"]), {"output": row["output"]})
+    yield message("user", js.joined(*map(js.text_of, native.values())), native)
+    yield message("assistant", js.text_of(row["output"]), {"output": row["output"]})
 
 
 def _sharegpt(row: JsonObject) -> Iterator[ChatMessage]:
     queue = CallQueue()
-    for place, item in enumerate(objects_in(row, *_LISTS)):
+    for place, item in enumerate(js.objects_in(row, *_LISTS)):
         speaker = item.get("from", item.get("role"))
-        text = text_of(item.get("value", item.get("content")))
+        text = js.text_of(item.get("value", item.get("content")))
         role = _ROLES.get(str(speaker))
         if role is None:
             raise BadRecordError(f"message {place + 1} is from {speaker!r:.60}")
@@ -76,7 +66,7 @@ def _sharegpt(row: JsonObject) -> Iterator[ChatMessage]:
             yield message(role, text, item)
             continue
         queue = CallQueue()  # what no result answered before is never answered
-        found = [call for body in bodies for call in _calls(json_or_text(body))]
+        found = [call for body in bodies for call in _calls(js.json_or_text(body))]
         calls = [queue.call(*call, f"call_{place}_{n}") for n, call in enumerate(found)]
         words = "" if role == "call" else _CALL_MARKS.sub("", text).strip()
         yield message("assistant", words or None, item, tool_calls=calls)
@@ -84,8 +74,8 @@ def _sharegpt(row: JsonObject) -> Iterator[ChatMessage]:
 
 def _calls(body: Any) -> Iterator[tuple[object, object]]:
     """Yield names and arguments."""
-    for item in as_list(body) or [body]:
-        fields = as_object(as_object(item).get("function") or item)
+    for item in js.as_list(body) or [body]:
+        fields = js.as_object(js.as_object(item).get("function") or item)
         arguments = fields.get("arguments", fields.get("parameters", {} if fields else item))
         yield fields.get("name", fields.get("action", "unknown")), arguments
 
