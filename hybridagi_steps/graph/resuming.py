@@ -31,7 +31,7 @@ from hybridagi_steps.graph.run_state import (
 from hybridagi_steps.graph.tools.base import GraphTool
 from hybridagi_steps.graph.tools.builtin import Speak
 from hybridagi_steps.messages.fences import inert, inert_json
-from hybridagi_steps.recording.call_steps import NODE
+from hybridagi_steps.recording.call_steps import NODE, REASONED
 from hybridagi_steps.recording.recorder import user_recorded_for
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
 
@@ -90,7 +90,8 @@ def node_fields(agent: ProgramAgent, memory: Any, step: AgentStep) -> dict[str, 
     objective = inert(trace.session.objective)  # what has marks of its own is inert inside them
     asked = {"objective": objective, "past_steps": past_steps(agent, steps, known)}
     if isinstance(node, Action):
-        given = inert_json(agent.tools[node.tool].prediction_of(step))
+        reasons = {key: value for key, value in (step.metadata or {}).items() if key == REASONED}
+        given = inert_json({**reasons, **agent.tools[node.tool].prediction_of(step)})
         return {**asked, "prompt": prompt, **given}
     options, choice = offered(list(program.choices(node.id))), (step.outputs or {}).get("choice")
     chosen = {"choice": choice} if choice in options else {}  # no model gave a fallback's label

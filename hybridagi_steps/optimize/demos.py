@@ -287,7 +287,8 @@ def _fields_of(
     """Return what a predictor was asked and gave, by the names of its fields."""
     if node_fields is not None and NODE in (step.metadata or {}):
         try:
-            return node_fields(step, memory)
+            with unnoted():  # what is shown of it is noted by its own id
+                return node_fields(step, memory)
         except (InvalidSettingError, ProgramError, UnknownRunError) as error:
             raise LeftOutError("its run cannot be followed") from error
     if is_turn(step):

@@ -16,7 +16,7 @@ import dspy
 
 from hybridagi_steps.dspy_types import Query, QueryList, QueryWithSteps
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.optimize.demos import LeftOutError, demo_of, told_hash
+from hybridagi_steps.optimize.demos import LeftOutError, demo_of, node_fields_of, told_hash
 from hybridagi_steps.optimize.exclusion import (
     Echo,
     Echoes,
@@ -64,6 +64,7 @@ class OutermostCall:
     inputs: Mapping[str, Any] | None
     """What the outermost program was asked; None when that is another one."""
     receipt: Receipt
+    program: dspy.Module
     seen: dict[str, None] = field(default_factory=dict[str, None])
     """Ids of the steps that its answers may repeat: recalled, or behind a demonstration."""
     ties: Ties = field(default_factory=Ties)
@@ -142,7 +143,7 @@ class Experience:
             call.ties = ties
             own = self._untied(memory, predict, own, call)
             ranked = self._ranked(memory, predict, kwargs, ties)
-            demos = self._chosen(memory, predict, kwargs, ranked, call.receipt, own)
+            demos = self._chosen(memory, predict, kwargs, ranked, call, own)
             if call.receipt.over_budget and not demos:
                 self._say(f"no step found fits into max_tokens={self.max_tokens}")
             elif not demos:
@@ -213,13 +214,14 @@ class Experience:
         predict: dspy.Predict,
         kwargs: dict[str, Any],
         ranked: Sequence[_Candidate],
-        receipt: Receipt,
+        call: OutermostCall,
         own: Sequence[Any],
     ) -> list[dspy.Example]:
         """Return the best steps as demonstrations, the best one last, and note them."""
         signature: Any = signature_of(predict, {"kwargs": kwargs})
         predictor = str(maker_of(predict, {"kwargs": kwargs}).predictor)
         known = {demo.get(STEP_ID) for demo in own}
+        node_fields = node_fields_of(call.program, predict)
         found: list[tuple[RecalledDemo, dspy.Example]] = []
         for score, hit, reason in ranked:
             step_id, run_id = id_text(hit.step.id), hit.step.run_id
@@ -228,16 +230,16 @@ class Experience:
             if step_id in known:
                 continue
             try:
-                demo = demo_of(hit.step, signature, memory)
+                demo = demo_of(hit.step, signature, memory, node_fields)
             except LeftOutError:
                 continue
             said = step_id, run_id, predictor, score, reason, tokens_of(demo)
             told = RecalledDemo(*said, *ending_of(memory, run_id))
             found.append((told, demo))
         while sum(told.tokens for told, _ in found) > self.max_tokens:
-            receipt.over_budget.append(found.pop()[0].step_id)
+            call.receipt.over_budget.append(found.pop()[0].step_id)
         tell({told.step_id: told.run_id for told, _ in found})
-        receipt += [told for told, _ in reversed(found)]
+        call.receipt += [told for told, _ in reversed(found)]
         return [demo for _, demo in reversed(found)]
 
     def _ranked(

@@ -251,7 +251,7 @@ class WithExperience(LearnedProgram):
         if self._is_outermost():
             inputs = module_arguments(unwrapped(self), {"args": args, "kwargs": kwargs})
         _last.set(WeakKeyDictionary({**(_last.get() or {}), self.experience: receipt}))
-        with overriding(**{_CALL: OutermostCall(self.experience, inputs, receipt)}):
+        with overriding(**{_CALL: OutermostCall(self.experience, inputs, receipt, self.program)}):
             yield
 
     def _is_outermost(self) -> bool:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
 from hybridagi_steps.programs import Action, Decision, GraphProgram
-from hybridagi_steps.programs.tools import Predict, Speak, UpdateObjective
+from hybridagi_steps.programs.tools import ChainOfThought, Speak, UpdateObjective
 from hybridagi_steps.testing import scripted_lm
 
 
@@ -93,12 +93,12 @@ def graph_agent(memory: hs.StepMemory) -> hs.GraphInterpreter:
     main.add(Action("find", "population", "Find it", "Look up {{ query }}", var_out="found"))
     main.add(Decision("enough", "Is it enough?", "Is {{ found }} enough?", var_in=["found"]))
     main.add(Action("aim", "UpdateObjective", "Aim again", "Aim at {{ found }}", var_in=["found"]))
-    main.add(Action("think", "Predict", "Think", "Think about {{ query }}"))
+    main.add(Action("think", "ChainOfThought", "Think", "Think of {{ query }}"))
     main.add(Action("say", "Speak", "Say it", "Say it of {{ query }}"))
     main.connect("start", "find").connect("find", "enough").connect("enough", "say", "YES")
     main.connect("enough", "aim", "NO").connect("aim", "think").connect("think", "say")
     main.connect("say", "end").build()
-    tools = [Speak(), UpdateObjective(), Predict(), population]
+    tools = [Speak(), UpdateObjective(), ChainOfThought(), population]
     return hs.GraphInterpreter(main, tools, memory)
 
 
@@ -237,7 +237,7 @@ class TestDemos:
                 {"arguments": {"city": city}},
                 {"choice": "NO"},
                 {"new_objective": f"Praise {city}"},
-                {"answer": f"{city} is fine"},
+                {"reasoning": f"I like {city}", "answer": f"{city} is fine"},
                 {"message": f"See {city}"},
             ]
             trace: list[Any] = []
@@ -251,7 +251,7 @@ class TestDemos:
             name: [plain_fields(demo) for demo in demos] for name, demos in found.items()
         } == asked
         assert {name.rpartition("main.")[2] for name in found} == {
-            *("find']", "enough']", "aim']", "think']", "say']")
+            *("find']", "enough']", "aim']", "think'].predict", "say']")
         }
         assert found.left_out == {}
         (demo, _) = next(iter(found.values()))

@@ -22,6 +22,8 @@ from dspy.utils.exceptions import AdapterParseError, LMUnexpectedError
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidFilterError, InvalidMemoryError, InvalidSettingError
+from hybridagi_steps.programs import Action, GraphProgram
+from hybridagi_steps.programs.tools import Speak
 from hybridagi_steps.testing import Reply, ScriptedLM, asked_fields, plausible_reply, scripted_lm
 
 WORK = {
@@ -417,6 +419,26 @@ class TestInDSPy:
         assert "rain in Oslo" in "".join(second[:-1])
         assert "rain in Rome" in second[-1]
         assert "rain in Oslo" in "".join(last[:-1])
+        memory.close()
+
+    def test_a_node_of_a_graph_agent_is_shown_what_it_was_asked(self) -> None:
+        main = GraphProgram("main").add(Action("say", "Speak", "Say it", "Say {{ query }} aloud"))
+        main.connect("start", "say").connect("say", "end").build()
+        memory = hs.StepMemory(":memory:", embedder="hashing")
+        agent = hs.GraphInterpreter(main, [Speak()])
+        for city in ("Oslo", "Rome"):
+            with dspy.context(lm=scripted_lm([{"message": f"{city}!"}])), hs.record(memory):
+                agent(query=city)
+        again = hs.WithExperience(agent, memory, on_error="raise")
+        model = scripted_lm([{"message": "x"}])
+        with dspy.context(lm=model), hs.record(memory) as run:
+            again(query="Rome once more")
+        texts = [message.text or "" for message in model.requests[0].messages]
+        assert any("Say Oslo aloud" in text for text in texts[:-1])
+        assert any("Oslo!" in text for text in texts[:-1])
+        assert len(again.last_recall()) == 2
+        noted = [(step.metadata or {}).get("recalled", []) for step in run.steps.steps]
+        assert {each for several in noted for each in several} == {*again.last_recall().ids}
         memory.close()
 
     def test_after_its_last_tool_an_agent_sees_how_runs_ended(self) -> None:
