@@ -54,7 +54,7 @@ class ChatMessage(NamedTuple):
     view: Message
     native: Message | None = None
     """The message as the file has it; None where the message before carries it."""
-    made: datetime | None = None
+    time: datetime | None = None
     metrics: JsonObject | None = None
     """Fields of StepMetrics."""
     failed: bool = False
@@ -171,8 +171,8 @@ def branches(
     """
     inner = set(parents.values())
     paths = {leaf: _path(parents, leaf) for leaf in parents if leaf not in inner}
-    shown = next((leaf for leaf, path in paths.items() if current in path), None)
-    for leaf in sorted(paths, key=lambda leaf: leaf != (shown or next(reversed(paths)))):
+    current_leaf = next((leaf for leaf, path in paths.items() if current in path), None)
+    for leaf in sorted(paths, key=lambda leaf: leaf != (current_leaf or next(reversed(paths)))):
         yield leaf, list(reversed(paths[leaf]))
 
 
@@ -269,7 +269,7 @@ def _turns(chat: Chat) -> list[Turn]:
         return turn._replace(
             place=place,
             native=source.native if carries else None,
-            made=source.made,
+            made=source.time,
             metrics=turn.metrics or (source.metrics if carries else None),
             failed=turn.failed or source.failed,
             also=(*map(with_source, turn.also), *more),

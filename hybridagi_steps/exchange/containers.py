@@ -126,16 +126,16 @@ def appearance(path: Path) -> list[str]:
     """Return what a file looks like that could not be imported, and where its way in stands."""
     try:
         with opened(path) as source:
-            seen, found = format_of_first(source.records())
+            tried, recognised = format_of_first(source.records())
     except ExchangeError:
         return []  # it is no text
-    values = [record.value for record in seen if isinstance(record, Record)]
-    if found is None and not values:
+    values = [record.value for record in tried if isinstance(record, Record)]
+    if recognised is None and not values:
         return []  # the reasons say that it is no JSON
     keys = ", ".join(f"{key:.40}" for key in sorted(as_object(values[0]))[:8]) if values else ""
-    holds = f"JSON objects with the keys {keys}" if keys else "JSON of no known format"
-    looks = f"a file of format {found}" if found else holds
-    return [f"this looks like {looks}; `hybridagi-steps import --help` lists the formats"]
+    content = f"JSON objects with the keys {keys}" if keys else "JSON of no known format"
+    description = f"a file of format {recognised}" if recognised else content
+    return [f"this looks like {description}; `hybridagi-steps import --help` lists the formats"]
 
 
 def _progress(source: Source, total: int) -> Progress:

@@ -74,9 +74,9 @@ def _quoted(name: str) -> str:
 def _sessions(
     database: sqlite3.Connection, table: str, columns: set[str]
 ) -> Iterator[Record | Skipped]:
-    made = "created_at" if "created_at" in columns else "NULL"
+    time = "created_at" if "created_at" in columns else "NULL"
     query = (
-        f"SELECT session_id, message_data, {made} FROM {_quoted(table)} ORDER BY session_id, rowid"  # noqa: S608 - a name of the file's own, quoted
+        f"SELECT session_id, message_data, {time} FROM {_quoted(table)} ORDER BY session_id, rowid"  # noqa: S608 - a name of the file's own, quoted
     )
     session: JsonObject = {}
     line = 0

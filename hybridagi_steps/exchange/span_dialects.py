@@ -156,21 +156,21 @@ def read_attributes(
         name: The span's own name.
         events: Messages in and out that the span's events tell.
     """
-    asked = _messages(attributes, INPUT_MESSAGES, "user", "gen_ai.prompt.") or events[0]
-    answered = _messages(attributes, OUTPUT_MESSAGES, "assistant", "gen_ai.completion.")
-    answered = answered or events[1]
-    kind, label = _kind(attributes, has_messages=bool(asked))
-    given = js.json_or_text(first_of(attributes, INPUT))
-    holds_messages = bool(asked) or isinstance(
-        js.as_object(given).get("messages", given), list | str
+    inputs = _messages(attributes, INPUT_MESSAGES, "user", "gen_ai.prompt.") or events[0]
+    answers = _messages(attributes, OUTPUT_MESSAGES, "assistant", "gen_ai.completion.")
+    answers = answers or events[1]
+    kind, label = _kind(attributes, has_messages=bool(inputs))
+    raw_input = js.json_or_text(first_of(attributes, INPUT))
+    holds_messages = bool(inputs) or isinstance(
+        js.as_object(raw_input).get("messages", raw_input), list | str
     )
-    if kind == "model" and not asked:
-        asked = messages_in(given, "user")
+    if kind == "model" and not inputs:
+        inputs = messages_in(raw_input, "user")
     arguments = first_of(attributes, ARGUMENTS)
     result = js.json_or_text(nested(attributes, RESULT))
-    outputs = answer(answered) if answered else _outputs(result, is_model=kind == "model")
+    outputs = answer(answers) if answers else _outputs(result, is_model=kind == "model")
     if kind != "model" or not holds_messages:
-        arguments = unwrapped(js.json_or_text(given if arguments is None else arguments))
+        arguments = unwrapped(js.json_or_text(raw_input if arguments is None else arguments))
     return Reading(
         kind,
         label,
@@ -182,7 +182,7 @@ def read_attributes(
         )
         if kind in ("tool", "unknown")
         else None,
-        purpose=js.last_user_text(asked) or (question_in(given) if kind != "tool" else ""),
+        purpose=js.last_user_text(inputs) or (question_in(raw_input) if kind != "tool" else ""),
         arguments=js.as_object(arguments) if kind != "model" or not holds_messages else {},
         outputs=outputs,
         metrics=_metrics(attributes),
@@ -380,8 +380,8 @@ def question_in(value: object) -> str:
     if isinstance(value, str):
         return value
     fields = js.as_object(value)
-    if said := js.last_user_text(fields.get("messages") or value):
-        return said
+    if text := js.last_user_text(fields.get("messages") or value):
+        return text
     fields = js.as_object(unwrapped(fields))
     texts = {key: text for key, text in fields.items() if isinstance(text, str)}
     named = next((texts[key] for key in QUESTIONS if key in texts), None)
@@ -407,26 +407,26 @@ def _metrics(attributes: JsonObject) -> JsonObject:
 
 def event_messages(native: JsonObject, attributes: JsonObject) -> tuple[Messages, Messages]:
     """Return the messages in and out that a span's events tell, or an attribute of events."""
-    asked: Messages = []
-    answered: Messages = []
+    inputs: Messages = []
+    answers: Messages = []
     within = js.as_list(js.json_or_text(attributes.get("events")))
     for event in map(js.as_object, [*js.as_list(native.get("events")), *within]):
         fields = plain_attributes(event) or event
         name = str(event.get("name") or event.get("event.name"))
         if name == PROMPT_EVENT:
-            asked += messages_in(js.json_or_text(fields.get("gen_ai.prompt")), "user")
+            inputs += messages_in(js.json_or_text(fields.get("gen_ai.prompt")), "user")
         elif name == COMPLETION_EVENT:
-            answered += messages_in(js.json_or_text(fields.get("gen_ai.completion")), "assistant")
+            answers += messages_in(js.json_or_text(fields.get("gen_ai.completion")), "assistant")
         elif name in INPUT_EVENTS:
-            asked.append({"role": INPUT_EVENTS[name], "content": fields.get("content")})
+            inputs.append({"role": INPUT_EVENTS[name], "content": fields.get("content")})
         elif name == CHOICE_EVENT:
             message = js.as_object(js.json_or_text(fields.get("message")))
-            answered.append(message or {"role": "assistant", "content": fields.get("content")})
+            answers.append(message or {"role": "assistant", "content": fields.get("content")})
         elif name == "gen_ai.client.inference.operation.details":
-            for key, messages in (("input", asked), ("output", answered)):
+            for key, messages in (("input", inputs), ("output", answers)):
                 value = fields.get(f"gen_ai.{key}.messages")
                 messages += messages_in(js.json_or_text(value), "user") if value else []
-    return asked, answered
+    return inputs, answers
 
 
 def plain_attributes(native: JsonObject) -> JsonObject:

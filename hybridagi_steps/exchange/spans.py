@@ -166,15 +166,15 @@ def _error(fields: JsonObject, attributes: JsonObject) -> dict[str, str] | None:
 
 def trace_steps(trace: Trace) -> Iterator[Parsed | Skipped]:
     """Yield the steps of a trace in order, and the spans that could not be taken."""
-    known: dict[str, Span] = {}
+    spans: dict[str, Span] = {}
     for span in trace.spans:
-        if span.id not in known:
-            known[span.id] = span
-        elif span.native != known[span.id].native:
+        if span.id not in spans:
+            spans[span.id] = span
+        elif span.native != spans[span.id].native:
             reason = f"the id of span {span.id} is taken by another span of its trace"
             yield Skipped(span.record.line, span.record.place + reason)
-    if known:
-        yield from _Walk(trace, known).steps()
+    if spans:
+        yield from _Walk(trace, spans).steps()
 
 
 class _Walk:
@@ -266,8 +266,8 @@ class _Walk:
         }
         if opens:
             fields["messages"] = [span.native]
-        if made := utc_time(time):
-            fields["created_at"] = made
+        if created_at := utc_time(time):
+            fields["created_at"] = created_at
         try:
             step = js.agent_step(fields)
         except BadRecordError as error:
@@ -353,20 +353,20 @@ def _placed(spans: dict[str, Span]) -> dict[str, int]:
                 here.parent = None
                 break
             here = spans[here.parent]
-        for found in reversed(path):
-            depths[found.id] = depths[found.parent] + 1 if found.parent is not None else 0
+        for node in reversed(path):
+            depths[node.id] = depths[node.parent] + 1 if node.parent is not None else 0
     return depths
 
 
 def _shown_parents(spans: dict[str, Span], depths: dict[str, int]) -> dict[str, str | None]:
-    shown: dict[str, str | None] = {}
-    for span_id in sorted(spans, key=lambda found: depths[found]):
+    parents: dict[str, str | None] = {}
+    for span_id in sorted(spans, key=lambda node: depths[node]):
         span = spans[span_id]
-        shown[span_id] = span.parent
+        parents[span_id] = span.parent
         if span.parent is not None and depths[span_id] > MAX_SPAN_DEPTH:
-            shown[span_id] = shown[span.parent]
+            parents[span_id] = parents[span.parent]
             span.notes.append(f"{depths[span_id]} levels deep, shown at level {MAX_SPAN_DEPTH}")
-    return shown
+    return parents
 
 
 def _overlapping(spans: Sequence[Span]) -> Iterator[list[Span]]:

@@ -156,6 +156,178 @@ FILES: dict[str, Any] = {
 }
 
 
+TOLD: dict[str, tuple[Any, list[tuple[str, Any]]]] = {
+    "sdk.json": (
+        [
+            {
+                "kind": "SystemPromptEvent",
+                "source": "agent",
+                "system_prompt": {"type": "text", "text": "Be kind."},
+            },
+            {
+                "kind": "MessageEvent",
+                "source": "user",
+                "llm_message": {"role": "user", "content": [{"type": "text", "text": "list"}]},
+            },
+            {
+                "kind": "ActionEvent",
+                "source": "agent",
+                "thought": [{"type": "text", "text": "I look."}],
+                "reasoning_content": "hm",
+                "action": {"kind": "Run", "command": "ls"},
+                "tool_name": "bash",
+                "tool_call_id": "c1",
+            },
+            {"kind": "AgentErrorEvent", "source": "agent", "error": "boom", "tool_call_id": "c1"},
+            {
+                "kind": "MessageEvent",
+                "source": "agent",
+                "llm_message": {"role": "assistant", "content": "No files."},
+            },
+        ],
+        [("bash", {"error": {"type": "ToolError", "message": "boom"}}), ("", "No files.")],
+    ),
+    "tau2.json": (
+        {
+            "tasks": [{"id": "1"}],
+            "simulations": [
+                {
+                    "id": "sim",
+                    "task_id": "1",
+                    "reward_info": {"reward": 1.0},
+                    "messages": [
+                        {
+                            "role": "user",
+                            "content": "My phone",
+                            "tool_calls": [{"id": "u", "name": "toggle", "arguments": {"on": 1}}],
+                        },
+                        {"role": "tool", "id": "u", "content": "is on", "requestor": "user"},
+                        {
+                            "role": "assistant",
+                            "content": None,
+                            "tool_calls": [{"id": "c", "name": "look", "arguments": {"a": 1}}],
+                        },
+                        {"role": "tool", "id": "c", "content": "late", "error": True},
+                        {"role": "assistant", "content": "Done."},
+                    ],
+                }
+            ],
+        },
+        [("look", {"error": {"type": "ToolError", "message": "late"}}), ("", "Done.")],
+    ),
+    "cli.json": (
+        {
+            "sessionId": "s1",
+            "messages": [
+                {"type": "user", "content": "hi"},
+                {
+                    "type": "gemini",
+                    "content": "",
+                    "thoughts": [{"description": "mull"}],
+                    "tokens": {"input": 4, "output": 5, "total": 9},
+                    "toolCalls": [
+                        {"id": "t1", "name": "ls", "args": {"p": "."}, "result": "files"},
+                        {"id": "t2", "name": "rm", "args": {}, "status": "error", "result": "no"},
+                    ],
+                },
+            ],
+        },
+        [("ls", "files"), ("rm", {"error": {"type": "ToolError", "message": "no"}})],
+    ),
+    "state.json": (
+        {
+            "agent_states": {
+                "a/1": {
+                    "agent_state": {
+                        "llm_context": {
+                            "messages": [
+                                {"type": "UserMessage", "source": "user", "content": "q"},
+                                {
+                                    "type": "AssistantMessage",
+                                    "source": "a",
+                                    "content": [{"id": "c", "name": "f", "arguments": "{}"}],
+                                },
+                                {
+                                    "type": "FunctionExecutionResultMessage",
+                                    "content": [{"call_id": "c", "name": "f", "content": "r"}],
+                                },
+                                {"type": "AssistantMessage", "source": "a", "content": "done"},
+                            ]
+                        }
+                    }
+                }
+            },
+            "type": "TeamState",
+        },
+        [("f", "r"), ("", "done")],
+    ),
+    "mini.traj.json": (
+        {
+            "instance_id": "i",
+            "info": {"exit_status": "Submitted"},
+            "messages": [
+                {"role": "user", "content": "fix"},
+                {"role": "assistant", "content": "I look.\n```bash\nls\n```"},
+                {"role": "user", "content": "a.txt"},
+                {"role": "exit", "content": "Submitted"},
+            ],
+        },
+        [("bash", "a.txt"), ("", "Submitted")],
+    ),
+    "hermes.json": (
+        [
+            {
+                "conversations": [
+                    {"from": "human", "value": "q"},
+                    {
+                        "from": "gpt",
+                        "value": '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+                        '<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+                    },
+                    {
+                        "from": "tool",
+                        "value": "<tool_response>1</tool_response><tool_response>2</tool_response>",
+                    },
+                    {"from": "gpt", "value": "both"},
+                ]
+            }
+        ],
+        [("f", "1"), ("g", "2"), ("", "both")],
+    ),
+    "parts.json": (
+        {
+            "contents": [
+                {"role": "user", "parts": [{"text": "q"}]},
+                {
+                    "role": "model",
+                    "parts": [
+                        {"text": "mull", "thought": True},
+                        {"executableCode": {"code": "1+1"}},
+                        {"codeExecutionResult": {"output": "2"}},
+                        {"text": "two"},
+                    ],
+                },
+            ]
+        },
+        [("code_execution", "2"), ("", "two")],
+    ),
+}
+"""Files, and of each what the Actions did: the tool, and its result or its whole outputs."""
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_an_agent_did_is_told_with_its_results(name: str, tmp_path: Path) -> None:
+    value, told = TOLD[name]
+    (tmp_path / name).write_text(json.dumps(value))
+    memory = StepMemory(":memory:", embedder="hashing:2")
+    report = import_file(memory, tmp_path / name)
+    assert (report.skipped, report.notes) == ([], ())
+    actions = [s for s in memory.iter_steps({"step_types": ["Action"]}) if s.scope is None]
+    steps = sorted(actions, key=lambda step: step.hop)
+    found = [(s.tool or "", s.outputs if s.status == "error" else s.result) for s in steps]
+    assert found == told
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_call_of_an_agent_meets_its_result_once(name: str, tmp_path: Path) -> None:
     value, file = FILES[name], tmp_path / name

@@ -190,26 +190,28 @@ def _messages(state: JsonValue) -> tuple[str | None, list[Message]]:
         return "", [as_object(state)]
     channels = as_object(state) or {"": state}
     for channel in sorted(channels, key=lambda name: name != "messages"):
-        found = as_list(channels[channel])
-        if found and all(is_langchain_message(m) or "role" in as_object(m) for m in found):
-            return channel, found
+        messages = as_list(channels[channel])
+        if messages and all(is_langchain_message(m) or "role" in as_object(m) for m in messages):
+            return channel, messages
     return None, []
 
 
 def _configurable(config: object) -> JsonObject:
-    given = as_object(config)
-    return as_object(given.get("configurable")) or given
+    fields = as_object(config)
+    return as_object(fields.get("configurable")) or fields
 
 
 def _extras(value: JsonObject, inner: JsonObject, channel: str) -> JsonObject:
     """Return the checkpoint without its messages."""
 
     def bare(part: JsonObject) -> JsonObject:
-        kept = dict(part)
+        bare_part = dict(part)
         for key in ("channel_values", "values"):
-            if key in kept:
-                kept[key] = {k: v for k, v in as_object(kept[key]).items() if k != channel}
-        return kept
+            if key in bare_part:
+                bare_part[key] = {
+                    k: v for k, v in as_object(bare_part[key]).items() if k != channel
+                }
+        return bare_part
 
     extras = bare(value)
     if inner is not value:

@@ -51,7 +51,7 @@ def _sessions(value: Any) -> Iterator[Chat]:
         (js.as_object(row.get("item")), js.time_of(row)) for row in js.objects_in(session, "items")
     ]
     yield Chat(
-        [ChatMessage(item, item, made) for item, made in items],
+        [ChatMessage(item, item, time) for item, time in items],
         id=js.text_in(session, "agents_session"),
         created_at=js.time_of(session),
     )

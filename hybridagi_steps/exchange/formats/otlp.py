@@ -50,7 +50,7 @@ def recognises(value: JsonValue) -> bool:
 
 def parse(records: Records) -> Iterator[Parsed | ParsedTrace | Skipped]:
     """Yield traces, and the steps that our own export wrote."""
-    held: dict[str, Trace] = {}
+    traces: dict[str, Trace] = {}
     count = 0
     for record in records:
         if isinstance(record, Skipped):
@@ -66,17 +66,17 @@ def parse(records: Records) -> Iterator[Parsed | ParsedTrace | Skipped]:
             except (BadRecordError, RecursionError) as error:
                 yield refused(record._replace(place=f"{record.place}span {place}: "), error)
                 continue
-            trace = held.setdefault(trace_id, Trace(trace_id, "otlp", extras=resource))
+            trace = traces.setdefault(trace_id, Trace(trace_id, "otlp", extras=resource))
             trace.spans.append(span)
             trace.session_id = trace.session_id or span.read.session_id
             trace.user_id = trace.user_id or span.read.user_id
             count += 1
         yield from sorted(own, key=lambda parsed: parsed.step.hop)
         while count > MAX_HELD_SPANS:
-            oldest = held.pop(next(iter(held)))
+            oldest = traces.pop(next(iter(traces)))
             count -= len(oldest.spans)
             yield _parsed(oldest)
-    yield from map(_parsed, held.values())
+    yield from map(_parsed, traces.values())
 
 
 def _parsed(trace: Trace) -> ParsedTrace:

@@ -57,7 +57,7 @@ def _messages(natives: list[Message]) -> Iterator[ChatMessage]:
                 view["tool_calls"] = [call]
             read = ChatMessage(view, native)
         yield read._replace(
-            made=js.time_of(native) or js.time_of(js.as_object(native.get("extra")))
+            time=js.time_of(native) or js.time_of(js.as_object(native.get("extra")))
         )
 
 

@@ -101,7 +101,7 @@ def _cli_messages(native: Message) -> Iterator[ChatMessage]:
         if "result" in call:
             failed = call.get("status") in ("error", "cancelled")
             answer = result(call.get("id"), call.get("resultDisplay") or call["result"])
-            yield answer._replace(made=js.time_of(call), failed=failed)
+            yield answer._replace(time=js.time_of(call), failed=failed)
 
 
 def _metrics(chat: JsonObject) -> JsonObject | None:

@@ -55,7 +55,7 @@ def _messages(natives: Iterable[Message]) -> Iterator[ChatMessage]:
         else:
             yield from map(_lone_thought, thoughts)
         thoughts = []
-        yield read._replace(made=js.time_of(native, "date"))
+        yield read._replace(time=js.time_of(native, "date"))
     yield from map(_lone_thought, thoughts)
 
 

@@ -27,7 +27,7 @@ def _chats(value: Any) -> Iterator[Chat]:
         read = _response if native.get("kind") == "response" else _request
         carrier: Message | None = native
         for part in read(native):
-            messages.append(part._replace(native=carrier, made=part.made or js.time_of(native)))
+            messages.append(part._replace(native=carrier, time=part.time or js.time_of(native)))
             carrier = None
     yield Chat(messages, id=js.text_in(about, "session_id", "conversation_id"), extras=about)
 
@@ -38,7 +38,7 @@ def _request(native: Message) -> Iterator[ChatMessage]:
             yield _result(part)
         else:
             role = "system" if part.get("part_kind") == "system-prompt" else "user"
-            yield message(role, _content(part.get("content")))._replace(made=js.time_of(part))
+            yield message(role, _content(part.get("content")))._replace(time=js.time_of(part))
 
 
 def _response(native: Message) -> Iterator[ChatMessage]:
@@ -64,7 +64,7 @@ def _result(part: JsonObject) -> ChatMessage:
     failed = part.get("part_kind") == "retry-prompt" or part.get("outcome") == "failed"
     call_id, content = part.get("tool_call_id"), part.get("content")
     answer = result(call_id, content, name=part["tool_name"], failed=failed)
-    return answer._replace(made=js.time_of(part))
+    return answer._replace(time=js.time_of(part))
 
 
 def _content(content: Any) -> Any:

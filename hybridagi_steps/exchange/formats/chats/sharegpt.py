@@ -66,8 +66,8 @@ def _sharegpt(row: JsonObject) -> Iterator[ChatMessage]:
             yield message(role, text, item)
             continue
         queue = CallQueue()  # what no result answered before is never answered
-        found = [call for body in bodies for call in _calls(js.json_or_text(body))]
-        calls = [queue.call(*call, f"call_{place}_{n}") for n, call in enumerate(found)]
+        pairs = [call for body in bodies for call in _calls(js.json_or_text(body))]
+        calls = [queue.call(*call, f"call_{place}_{n}") for n, call in enumerate(pairs)]
         words = "" if role == "call" else _CALL_MARKS.sub("", text).strip()
         yield message("assistant", words or None, item, tool_calls=calls)
 
