@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from child_processes import piped
+from conformance.samples import message, said
 from copied_memories import everything, fill, some_steps, store_of
 
 from hybridagi_steps import StepMemory
@@ -29,7 +30,6 @@ from hybridagi_steps.errors import (
 from hybridagi_steps.exchange import export_file
 from hybridagi_steps.stores.copying import Progress, tables_of
 from hybridagi_steps.stores.sql import copied_rows, copy_tables
-from hybridagi_steps.testing.conformance.samples import message, said
 
 Place = Callable[[], str]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conformance.samples import said
 from copied_memories import everything, fill, some_steps, store_of
 
 from hybridagi_steps import StepMemory
@@ -16,7 +17,6 @@ from hybridagi_steps.errors import (
     InvalidSettingError,
     PlacementError,
 )
-from hybridagi_steps.testing.conformance.samples import said
 
 
 @pytest.fixture
