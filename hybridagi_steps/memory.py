@@ -453,15 +453,13 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
 
     def stats(self) -> dict[str, Any]:
         """Return counts and sizes: steps, runs, pending, embedded, text_only, bytes."""
-        identity, moved = self._open_store.identity(), getattr(self._store, "moved_to", None)
-        place = moved and moved()
+        identity = self._open_store.identity()
         return {
             "address": self.address,
             "namespace": self.namespace,
             **self._store.stats(),
             "embedder": identity.embedder,
             "dimension": identity.dimension,
-            **({"moved_to": place} if place else {}),
         }
 
     def backup(self, path: str | Path) -> int:
@@ -540,9 +538,6 @@ class StepMemory(Hygiene, Retention, Prompting, Listing, Copying):
     def _open_store(self) -> StoreBackend:
         self._check_open()
         return self._store
-
-    def _exactly(self) -> AbstractContextManager[None]:
-        return self.searcher.exactly()
 
     @property
     def searcher(self) -> Searcher:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from conformance.samples import said, step
+
 from hybridagi_steps import AgentStep, StepMemory
 from hybridagi_steps.protocols import StoreBackend
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.records.store_values import Attempt
 from hybridagi_steps.stores.prompts import PromptStore
-from hybridagi_steps.testing.conformance.samples import said, step
 
 EVERY_SCOPE = StepFilter(scope="*")
 QUERIES = ("weigh red apples 7", "given", "hello", "weigh others")

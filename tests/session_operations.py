@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from conformance.samples import message, step
+
 from hybridagi_steps.errors import StepsError
-from hybridagi_steps.testing.conformance.samples import message, step
 
 SESSIONS = ("s", "t", "f")
 Operation = Callable[[Any], object]

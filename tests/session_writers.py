@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from child_processes import piped
+from conformance.samples import message, step
 
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import message, step
 
 SESSION = "s"
 

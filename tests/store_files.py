@@ -6,9 +6,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from conformance.samples import save_pending, step
+
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.schema import migrations
-from hybridagi_steps.testing.conformance.samples import save_pending, step
 
 
 def filled(path: Path, count: int = 50) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import subprocess
@@ -91,12 +92,15 @@ class TestPage:
         assert [name for name in linked if not (DOCS / name).exists()] == []
 
 
-def test_the_example_of_the_conformance_kit_is_a_whole_test_file(tmp_path: Path) -> None:
+def test_the_example_of_a_back_end_is_a_whole_test_file(tmp_path: Path) -> None:
     [example] = blocks(DOCS / "conformance.md", "python")
     assert len([line for line in example.split("\n") if line.strip()]) <= 10
     (tmp_path / "test_my_store.py").write_text(example, "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
     assert re.search(r"^\d{3} passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 

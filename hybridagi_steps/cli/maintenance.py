@@ -177,12 +177,12 @@ def copy(
     source: Annotated[str, typer.Argument(help="A memory: a file, or postgresql://…")],
     target: Annotated[str, typer.Argument(help="Where to: a file, or postgresql://…")],
     move: Annotated[
-        bool, typer.Option("--move", help="Refuse all that is written at the old place then.")
+        bool, typer.Option("--move", help="Erase the old place then, if nobody wrote to it.")
     ] = False,
     namespace: Namespace = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Copy a memory to another address, while others write to it; again: go on."""
+    """Copy a memory, as it is now, into an empty one at another address."""
     from hybridagi_steps.cli import render
     from hybridagi_steps.stores import refuse_older
     from hybridagi_steps.stores.placement import placed
@@ -196,12 +196,9 @@ def copy(
         return
     typer.echo(
         f"{report.steps:,} steps, {report.messages:,} messages and {report.sessions:,} sessions of "
-        f"{named(source)} are in {named(target)}, as of {report.as_of:%H:%M:%S} UTC: "
-        f"{report.written:,} rows written, {report.removed:,} removed, "
-        f"{report.searches} searches answered alike."
+        f"{named(source)} are in {named(target)}, as of {report.as_of:%H:%M:%S} UTC; "
+        "counts and sums are equal."
     )
-    if not report.searches:
-        typer.echo("no search was compared: somebody writes to the source.", err=True)
     for place in report.unreached:
         typer.echo(
             render.one_line(f"not reached, and may still hold some of it: {place}"), err=True

@@ -34,7 +34,6 @@ from hybridagi_steps.durable.engine import (
 from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidSettingError,
-    MovedNamespaceError,
     SequenceConflictError,
     StorageError,
     UnknownSessionError,
@@ -249,9 +248,6 @@ class SessionWorker:
                 shown = shown_error(error, self._runner.memory.redact)
                 data = {"status": "failed", "termination_reason": "error", "error": shown}
                 ending = {"data": data}
-            refused: dict[str, Any] = ending["data"].get("error") or {}
-            if refused.get("type") == MovedNamespaceError.__name__:
-                await asyncio.Event().wait()  # it is left to who opens the memory's new place
         finally:
             del self._active[run_id]
         return orjson.dumps(ending, default=repr).decode()

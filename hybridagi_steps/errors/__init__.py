@@ -22,8 +22,7 @@
     │   ├── OlderSchemaError                   of an older version, and not this role's to migrate
     │   ├── DamagedFileError                   the file does not hold together
     │   ├── ReadOnlyStorageError               cannot be written
-    │   │   ├── MissingGrantError              a database's role lacks a grant for it
-    │   │   └── MovedNamespaceError            the namespace is at another address by now
+    │   │   └── MissingGrantError              a database's role lacks a grant for it
     │   ├── FileGoneError                      removed or replaced under an open memory
     │   ├── DiskFullError                      no space left
     │   ├── ConnectionLostError                a server's answer was lost: stored or not
@@ -244,10 +243,6 @@ class ReadOnlyStorageError(StorageError):
 
 class MissingGrantError(ReadOnlyStorageError):
     """The database refuses the role what was asked: it lacks a grant, or has another namespace."""
-
-
-class MovedNamespaceError(ReadOnlyStorageError):
-    """The namespace has moved: nothing is written here any more; a memory opened anew finds it."""
 
 
 class FileGoneError(StorageError):

@@ -1,8 +1,6 @@
-"""Doubles and contracts for tests: scripted language models, and a kit for back-ends.
+"""Doubles for tests: scripted language models, which answer without a network.
 
-The models answer without a network (`language_models`, `plausible_replies`); `conformance` holds
-the contracts that every step store keeps. Each is loaded on first use: the models need DSPy, the
-contracts pytest.
+Each is loaded on first use, since the models need DSPy.
 """
 
 from __future__ import annotations

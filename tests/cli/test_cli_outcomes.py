@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from conformance.samples import said
 
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
 from hybridagi_steps.exchange.formats import FORMATS
-from hybridagi_steps.testing.conformance.samples import said
 
 SKIPPED = ["{broken", "[1, 2]", '{"step_type": "Dance"}']
 

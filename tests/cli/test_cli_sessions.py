@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from conformance.samples import message, said
 
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
-from hybridagi_steps.testing.conformance.samples import message, said
 
 
 @pytest.fixture

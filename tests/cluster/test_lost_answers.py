@@ -16,9 +16,10 @@ import pytest
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 
+from conformance.samples import EVERYTHING, ids, message, step
+
 from hybridagi_steps.errors import ConnectionLostError, DuplicateStepError
 from hybridagi_steps.stores.postgres import PostgresStepStore
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message, step
 
 DONE = b"COMMIT\0"
 """How PostgreSQL says that a transaction was committed."""

@@ -1,10 +1,9 @@
-"""Contracts of branches, derived data, revocations, prompts and edges; every back-end runs all.
-
-Those of steps, runs, filters, sessions and administration are in the package, in
-`hybridagi_steps.testing.conformance`.
-"""
+"""Contracts of a step store with sessions, and of what stands on it; every back-end runs all."""
 
 import pytest
 
-for _part in ("derived", "branch", "revocation", "prompt", "edge"):
+for _part in (
+    *("steps", "filter", "session", "owner", "admin", "message"),
+    *("derived", "branch", "revocation", "prompt", "listing", "edge"),
+):
     pytest.register_assert_rewrite(f"{__name__}.{_part}_contract")

@@ -8,13 +8,7 @@ from random import Random
 
 import pytest
 
-from hybridagi_steps.errors import (
-    SequenceConflictError,
-    UnknownSequenceError,
-    UnknownSessionError,
-)
-from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.testing.conformance.samples import (
+from conformance.samples import (
     EVERYTHING,
     SessionStepStore,
     contents,
@@ -24,6 +18,12 @@ from hybridagi_steps.testing.conformance.samples import (
     save_pending,
     step,
 )
+from hybridagi_steps.errors import (
+    SequenceConflictError,
+    UnknownSequenceError,
+    UnknownSessionError,
+)
+from hybridagi_steps.records.filters import StepFilter
 
 
 def of_session(store: SessionStepStore, session_id: str, **where: object) -> list[str]:

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridagi_steps.errors import EmbedderMismatchError
-from hybridagi_steps.protocols import StepStore
-from hybridagi_steps.records.agent_step import AgentStepType
-from hybridagi_steps.testing.conformance.samples import (
+from conformance.samples import (
     START,
     save_pending,
     step,
     text,
     vector,
 )
+from hybridagi_steps.errors import EmbedderMismatchError
+from hybridagi_steps.protocols import StepStore
+from hybridagi_steps.records.agent_step import AgentStepType
 
 
 class DerivedContract:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from conformance.samples import SessionStepStore, message, step
 from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.stores.sql.message_units import MessageUnits
-from hybridagi_steps.testing.conformance.samples import SessionStepStore, message, step
 
 AT_ONCE = {"FEWEST_ROWS": 1, "ROWS_OF_EACH": 1, "PART_OF_ROWS": 1}
 WHERES: list[dict[str, Any]] = [

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from conformance.samples import NASTY, SessionStepStore, message, step
 from hybridagi_steps.records.prompts import LMCall
 from hybridagi_steps.stores.prompts import Prompt, PromptStore, calls_of_prompt, prompt_of_calls
-from hybridagi_steps.testing.conformance.samples import NASTY, SessionStepStore, message, step
 
 SYSTEM = {"role": "system", "content": "You are kind.\n" * 400}
 

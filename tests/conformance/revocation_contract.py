@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridagi_steps.errors import UnknownRevocationError
-from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.testing.conformance.samples import (
+from conformance.samples import (
     SessionStepStore,
     ids,
     message,
@@ -18,6 +15,9 @@ from hybridagi_steps.testing.conformance.samples import (
     save_pending,
     step,
 )
+from hybridagi_steps.errors import UnknownRevocationError
+from hybridagi_steps.records.agent_step import AgentStep
+from hybridagi_steps.records.filters import StepFilter
 
 CHATS = {"kind": "import", "format": "openai", "name": "chats.jsonl"}
 

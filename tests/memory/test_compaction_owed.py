@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.samples import message as sample_message
 from store_files import made_old
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
@@ -19,7 +20,6 @@ from hybridagi_steps.erasure import erase as erase_rows
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite.database import Database
-from hybridagi_steps.testing.conformance.samples import message as sample_message
 
 CANARY = "qzx9917"
 NOTHING = {"run_id": "nothing-has-this"}

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.samples import step
 
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
 from hybridagi_steps.exchange import export_file, import_file
-from hybridagi_steps.testing.conformance.samples import step
 
 MADE = {"plan": "agent.plan", "act": "agent.act", "again": "agent.act", "none": None}
 NUL = {"purpose": "refund", "result": 'a\x00b, \\u0000, \\\x00 and "predictor":"agent.plan"'}

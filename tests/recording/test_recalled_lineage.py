@@ -19,6 +19,7 @@ from uuid import UUID
 
 import dspy
 import pytest
+from conformance.samples import step
 from runner_cases import run
 
 import hybridagi_steps as hs
@@ -29,7 +30,6 @@ from hybridagi_steps.programs.tools import PastActionSearch, Predict
 from hybridagi_steps.recording.step_writer import MOST_RECALLED
 from hybridagi_steps.recording_hooks import unnoted
 from hybridagi_steps.testing import scripted_lm
-from hybridagi_steps.testing.conformance.samples import step
 
 OLD = [UUID(int=n + 1) for n in range(3)]
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.filter_contract import FilterContract
 from conformance.filter_oracle import FEW, FILTERS, IDS, NOON, STEPS
+from conformance.samples import SessionStepStore, message, step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -37,8 +39,6 @@ from hybridagi_steps.search.step_index import StepIndex
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.waiting import Patience
-from hybridagi_steps.testing.conformance import FilterContract
-from hybridagi_steps.testing.conformance.samples import SessionStepStore, message, step
 
 SESSIONS = st.sampled_from(["a", "b", "ä"])
 OFTEN: list[dict[str, Any]] = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.samples import message
 
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
@@ -18,7 +19,6 @@ from hybridagi_steps.search import step_index
 from hybridagi_steps.search.columns import metadata_columns
 from hybridagi_steps.search.columns.filter_index import FilterColumns
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import message
 
 COUNT = 300
 WHERES: list[dict[str, Any]] = [

@@ -17,6 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.samples import (
+    SessionStepStore,
+    contents,
+    ids,
+    message,
+    step,
+)
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -33,13 +40,6 @@ from hypothesis.stateful import (
 from hybridagi_steps.errors import SequenceConflictError, UnknownSessionError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores import open_store
-from hybridagi_steps.testing.conformance.samples import (
-    SessionStepStore,
-    contents,
-    ids,
-    message,
-    step,
-)
 
 
 @dataclass

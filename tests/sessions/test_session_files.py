@@ -11,12 +11,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from conformance.samples import message, said, step
 from session_writers import SESSION, start, unit
 
 from hybridagi_steps.errors import DamagedFileError, SequenceConflictError
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import message, said, step
 
 
 @pytest.fixture

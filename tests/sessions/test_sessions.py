@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from conformance.samples import message, said, step
 
 import hybridagi_steps as hs
 from hybridagi_steps.errors import (
@@ -29,7 +30,6 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.message import Step, StepMetrics
 from hybridagi_steps.sessions.repository import SessionRepository, compare_branches, fork_session
-from hybridagi_steps.testing.conformance.samples import message, said, step
 
 SECRET = "hunter2"  # noqa: S105 - what redaction is to find
 

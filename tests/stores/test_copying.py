@@ -6,19 +6,20 @@ import os
 import random
 import signal
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from child_processes import piped
+from conformance.samples import message, said
 from copied_memories import everything, fill, some_steps, store_of
 
-from hybridagi_steps import CopyReport, StepMemory
+from hybridagi_steps import StepMemory
 from hybridagi_steps.embedders.hashing import HashingEmbedder
 from hybridagi_steps.errors import (
     CopyDiffersError,
@@ -27,10 +28,8 @@ from hybridagi_steps.errors import (
     UnsupportedAddressError,
 )
 from hybridagi_steps.exchange import export_file
-from hybridagi_steps.search.vector_index import FaissIndex, ScoredRows
 from hybridagi_steps.stores.copying import Progress, tables_of
 from hybridagi_steps.stores.sql import copied_rows, copy_tables
-from hybridagi_steps.testing.conformance.samples import message, said
 
 Place = Callable[[], str]
 
@@ -64,10 +63,6 @@ class Counting(HashingEmbedder):
         return super().embed_documents(texts)
 
 
-def _changes(report: CopyReport) -> tuple[int, int]:
-    return report.written, report.removed
-
-
 def _memory(place: str, **options: Any) -> StepMemory:
     return StepMemory(place, embedder="hashing", **options)
 
@@ -86,7 +81,6 @@ def test_a_copy_is_equal_to_its_source_in_all_that_is_seen(places: tuple[str, st
                 copy.stats()["steps"],
                 copy.stats()["messages"],
             )
-            assert report.searches > 5
             again = store_of(copy).commit("chat \x1a", said(6), idempotency_key="once")
             assert [each.content for each in again] == [str(n) for n in range(1, 7)]
     assert all(done <= total for done, total in bars)
@@ -118,8 +112,8 @@ def test_nothing_is_embedded_again(places: tuple[str, str]) -> None:
         fill(memory)
         memory.flush()
         before = embedder.texts
-        report = memory.copy_to(target)
-    assert embedder.texts - before == 2 * report.searches > 0  # the queries, in both
+        memory.copy_to(target)
+    assert embedder.texts == before
 
 
 def test_no_word_is_derived_again(places: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +123,7 @@ def test_no_word_is_derived_again(places: tuple[str, str], monkeypatch: pytest.M
         memory.flush()
         made: list[object] = []
         monkeypatch.setattr("hybridagi_steps.search.indexing._text_row", made.append)
-        assert memory.copy_to(target).searches > 0
+        memory.copy_to(target)
         assert made == []
         with _memory(target) as copy:
             assert _words(copy) == _words(memory)
@@ -143,61 +137,6 @@ def _words(memory: StepMemory) -> dict[str, tuple[Any, ...]]:
             for _, name, above, text in store.words_after(there, table, 0):
                 found[name] = (above, *text[2:]) if text else ()
     return found
-
-
-def test_a_copy_is_brought_up_to_date(places: tuple[str, str]) -> None:
-    source, target = places
-    with _memory(source) as memory:
-        fill(memory)
-        memory.copy_to(target)
-        _go_on(memory)
-        report = memory.copy_to(target)
-        with _memory(target) as copy:
-            assert everything(copy) == everything(memory)
-            assert copy.verify() == []
-        assert 0 < report.written < 60
-        assert report.removed > 0
-        assert _changes(memory.copy_to(target)) == (0, 0)
-
-
-def _go_on(memory: StepMemory) -> None:
-    """Change something of every kind."""
-    store = store_of(memory)
-    steps = list(memory.iter_steps({"run_id": "red-2"}))
-    memory.update([step.model_copy(update={"outputs": {"result": "new"}}) for step in steps[:2]])
-    memory.score_steps({str(steps[2].id): -1.0})
-    memory.score("red-1", 0.5)
-    memory.reinstate(str(memory.revocations()[0].id))
-    memory.revoke({"run_id": "red-5"})
-    store.commit("quiet", said(2), idempotency_key="more")
-    store.commit("new", said(2), some_steps("new", 3))
-    store.delete_session("talk", by="ann")
-    store.rewrite_messages({store.messages("fork")[0].id: said(1)[0]})
-    memory.delete([str(step.id) for step in memory.iter_steps({"run_id": "red-6"})])
-    memory.add(some_steps("later", 9))
-
-
-def test_what_was_purged_between_two_calls_is_in_no_file_of_the_copy(
-    new_file: Place, tmp_path: Path
-) -> None:
-    place, target = new_file(), tmp_path / "copy" / "copy.db"
-    target.parent.mkdir()
-    with _memory(place) as memory:
-        memory.add(some_steps("unmentionable", 1200, user_id="eve"))
-        memory.add(some_steps("plain", 1200))
-        store_of(memory).commit("secret", [message("unmentionable")], user_id="eve")
-        with pytest.raises(_StoppedError):
-            memory.copy_to(target, _stop_after(3))
-        assert any(b"unmentionable" in each.read_bytes() for each in target.parent.iterdir())
-        memory.purge({"user_id": "eve"})
-        memory.purge({"session_id": "secret"})
-        with pytest.raises(_StoppedError):  # it is found out that something went, not yet all done
-            memory.copy_to(target, _stop_after(1))
-        memory.copy_to(target)
-        with _memory(str(target)) as copy:
-            assert everything(copy) == everything(memory)
-        for each in target.parent.iterdir():
-            assert b"unmentionable" not in each.read_bytes(), each
 
 
 class _StoppedError(Exception):
@@ -214,8 +153,23 @@ def _stop_after(calls: int) -> Progress:
     return stop
 
 
+def test_a_copy_that_ends_in_the_middle_is_none(places: tuple[str, str]) -> None:
+    source, target = places
+    with _memory(source) as memory, _memory(target) as copy:
+        fill(memory, 1200)
+        bars = list[int]()
+        for stop in (1, 3, 7):
+            with pytest.raises(_StoppedError):
+                memory.copy_to(target, _stop_after(stop))
+            assert (copy.stats()["steps"], copy.stats()["messages"]) == (0, 0)
+            assert copy.verify() == []
+        memory.copy_to(target, lambda done, _: bars.append(done))
+        assert len(bars) > 7
+        assert everything(copy) == everything(memory)
+
+
 @pytest.mark.parametrize("kind", ["file", "server"])
-def test_kill_nine_at_any_moment_and_the_same_call_ends_equal(
+def test_kill_nine_at_any_moment_leaves_all_or_nothing(
     kind: str,
     new_file: Place,
     tmp_path: Path,
@@ -225,31 +179,33 @@ def test_kill_nine_at_any_moment_and_the_same_call_ends_equal(
     place, target = new_file(), str(tmp_path / "target.db")
     if kind == "server":
         target = request.getfixturevalue("postgres_address")
-    for module in (copied_rows, copy_tables):
-        monkeypatch.setattr(module, "PAGE", 7)
+    monkeypatch.setattr(copied_rows, "PAGE", 7)
     with _memory(place) as memory:
         fill(memory, 150)
         memory.flush()
-    chance, kills = random.Random(5), 0
+        steps = memory.stats()["steps"]
+    chance, kills, there = random.Random(5), 0, 0
     for attempt in count():
-        child, acknowledged = piped(lambda pipe: _copy(place, target, pipe))
+        child, told = piped(lambda pipe: _copy(place, target, pipe))
         for _ in range(chance.randint(0, 12 + attempt)):
-            os.read(acknowledged, 1)
+            os.read(told, 1)
         time.sleep(chance.random() * 0.02)
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended:
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
-        os.close(acknowledged)
-        if status == 0:
+        os.close(told)
+        with _memory(target) as copy:
+            there = copy.stats()["steps"]
+        if status == 0 or there:
             break
         assert os.WIFSIGNALED(status), status
         kills += 1
     assert kills > 3
+    assert there == steps
     with _memory(place) as memory, _memory(target) as copy:
         assert everything(copy) == everything(memory)
         assert copy.verify() == []
-        assert _changes(memory.copy_to(target)) == (0, 0)
 
 
 def _copy(place: str, target: str, pipe: int) -> None:
@@ -260,116 +216,86 @@ def _copy(place: str, target: str, pipe: int) -> None:
         memory.copy_to(target, tell)
 
 
-def test_others_write_to_the_source_meanwhile(places: tuple[str, str]) -> None:
+def test_a_copy_is_of_one_moment_while_others_write(places: tuple[str, str]) -> None:
     source, target = places
-    done = threading.Event()
     with _memory(source) as memory, _memory(source) as other:
-        fill(memory)
+        fill(memory, 1200)
+        before = everything(memory)
+        turns = count()
 
-        def write() -> None:
-            for n in count():
-                if done.wait(0.005):  # faster than words are made no copy would come to an end
-                    return
-                store_of(other).commit("busy", said(2), some_steps(f"busy{n}", 3))
-                if n % 3 == 0:
-                    other.delete([str(step.id) for step in other.run_steps(f"busy{n}-0")][:1])
+        def write(_done: int, _total: int) -> None:
+            n = next(turns)
+            store_of(other).commit("busy", said(2), some_steps(f"busy{n}", 3))
+            other.delete([str(step.id) for step in other.run_steps(f"red-{n}")])
 
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            reports = [memory.copy_to(target) for _ in range(2)]
-        finally:
-            done.set()
-            writer.join()
-        assert reports[1].steps >= reports[0].steps
-        assert memory.copy_to(target).searches > 0
+        memory.copy_to(target, write)
+        assert next(turns) > 7
         with _memory(target) as copy:
-            assert everything(copy) == everything(memory)
+            assert everything(copy) == before
             assert copy.verify() == []
 
 
-def test_codes_that_name_other_candidates_make_no_copy_differ(
-    new_file: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_difference_is_named_and_nothing_of_the_copy_stays(
+    places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = new_file(), str(tmp_path / "copy.db")
-    search: Any = vars(FaissIndex)["_search_one"]
-    estimating = list[FaissIndex]()
-
-    def missing_some(index: FaissIndex, query: Any, k: int, scope: Any) -> Any:
-        found = search(index, query, k, scope)
-        if index.exact or len(found.rows) < 2 or index not in (estimating or [index]):
-            return found
-        estimating.append(index)
-        return ScoredRows(found.rows[-1:], found.scores[-1:])
-
-    monkeypatch.setattr(FaissIndex, "_search_one", missing_some)
-    with _memory(source) as memory:
-        fill(memory)
-        assert memory.copy_to(target).searches > 0
-    assert estimating
-
-
-def test_a_difference_is_named_and_repaired_by_the_same_call(places: tuple[str, str]) -> None:
     source, target = places
+    write: Any = vars(copy_tables.CopyTables)["_write_ordered"]
+
+    def losing(store: Any, here: Any, table: Any, page: Any, copies: Any) -> Any:
+        if table is not copied_rows.STEPS:
+            return write(store, here, table, page, copies)
+        rows = write(store, here, table, page[:-2], copies)
+        return rows | {entry.id: 10**6 + n for n, entry in enumerate(page[-2:])}
+
     with _memory(source) as memory:
         fill(memory)
-        memory.copy_to(target)
-        memory.add(some_steps("later", 1))
+        with monkeypatch.context() as patched:
+            patched.setattr(copy_tables.CopyTables, "_write_ordered", losing)
+            with pytest.raises(CopyDiffersError, match="steps") as caught:
+                memory.copy_to(target)
+        assert caught.value.counts["steps"] == 2
         with _memory(target) as copy:
-            names = [str(step.id) for step in copy.iter_steps({"run_id": "red-2"})]
-            seen: list[int] = []
-
-            def spoil(done: int, total: int) -> None:
-                seen.append(done)
-                if len(seen) == 2:  # both tables were repaired and are about to be compared
-                    copy.delete(names[:2])
-
-            with pytest.raises(CopyDiffersError, match="2 steps") as told:
-                memory.copy_to(target, spoil)
-            assert names[0] in str(told.value)
-            assert told.value.counts["steps"] == 2
+            assert copy.stats()["steps"] == 0
             memory.copy_to(target)
             assert everything(copy) == everything(memory)
 
 
-def test_what_is_no_copy_of_this_is_left_alone(places: tuple[str, str], new_file: Place) -> None:
+def test_a_place_that_holds_something_is_refused(places: tuple[str, str], new_file: Place) -> None:
     source, target = places
     with _memory(source) as memory, _memory(target) as other:
         with pytest.raises(CopyError, match=r"holds nothing; it has none"):
             memory.copy_to(target)
         fill(memory)
-        other.add(some_steps("mine", 2))
-        with pytest.raises(CopyError, match="something else"):
-            memory.copy_to(target)
-        assert len(list(other.iter_steps())) == 2
-        other.clear()
+        for fills in (
+            lambda: other.add(some_steps("mine", 2)),
+            lambda: store_of(other).commit("talk", []),
+        ):
+            fills()
+            before = everything(other)
+            with pytest.raises(CopyError, match=r"holds something .* into an empty one"):
+                memory.copy_to(target)
+            assert everything(other) == before
+            other.clear()
         memory.copy_to(target)
-        other.add(some_steps("mine", 1))
-        with pytest.raises(CopyError, match="was written to since"):
+        with pytest.raises(CopyError, match="holds something"):
             memory.copy_to(target)
-        assert len(other.run_steps("mine-0")) == 1
         with pytest.raises(CopyError, match="same memory"):
             memory.copy_to(source)
         with pytest.raises(UnsupportedAddressError, match="gone at once"):
             memory.copy_to(":memory:")
-        with _memory(new_file()) as third:
-            third.add(some_steps("third", 2))
-            with pytest.raises(CopyError, match="something else"):
-                third.copy_to(target)
 
 
-def test_an_unfinished_copy_is_no_place_for_another_source(new_file: Place, tmp_path: Path) -> None:
-    target = tmp_path / "target.db"
-    with _memory(new_file()) as memory:
-        memory.add(some_steps("one", 1200))
-        with pytest.raises(_StoppedError):
-            memory.copy_to(target, _stop_after(1))
-        with _memory(new_file()) as other:
-            other.add(some_steps("two", 2))
-            with pytest.raises(CopyError, match="something else"):
-                other.copy_to(target)
-        with _memory(str(target)) as copy:
-            assert any("unfinished copy" in line for line in copy.verify())
+def test_imported_sessions_are_listed_by_their_times_in_a_copy(places: tuple[str, str]) -> None:
+    source, target = places
+    with _memory(source) as memory:
+        store_of(memory).commit("live", said(1))
+        for name, day in (("may", 20), ("june", 40), ("april", 1)):
+            at = datetime(2024, 4, 1, tzinfo=UTC) + timedelta(days=day)
+            store_of(memory).commit(name, [message(created_at=at)], keep_times=True)
+        memory.copy_to(target)
+        with _memory(target) as copy:
+            listed = [one.session_id for one in copy.sessions()]
+    assert listed == ["live", "june", "may", "april"]
 
 
 def test_other_namespaces_stay_as_they_are_and_are_named(places: tuple[str, str]) -> None:
@@ -413,14 +339,6 @@ def test_a_store_of_others_says_what_to_do_instead(memory: StepMemory) -> None:
         tables_of(object())
 
 
-def test_a_move_tells_what_it_wrote_in_all(places: tuple[str, str]) -> None:
-    source, target = places
-    with _memory(source) as memory:
-        fill(memory)
-        assert memory.move_to(target).written > 0
-        assert memory.move_to(target).written == 0
-
-
 def test_a_backup_is_told_from_the_memory_itself(tmp_path: Path) -> None:
     with _memory(str(tmp_path / "a.db")) as memory:
         fill(memory)
@@ -430,3 +348,47 @@ def test_a_backup_is_told_from_the_memory_itself(tmp_path: Path) -> None:
         (tmp_path / "c.db").symlink_to(tmp_path / "a.db")
         with pytest.raises(CopyError, match="are the same memory"):
             memory.copy_to(tmp_path / "c.db")
+
+
+def test_a_move_erases_the_old_place(places: tuple[str, str]) -> None:
+    source, target = places
+    with _memory(source) as memory, _memory(source, namespace="other") as beside:
+        fill(memory)
+        beside.add(some_steps("beside", 2))
+        before = everything(memory)
+        memory.move_to(target)
+        assert (memory.stats()["steps"], memory.sessions()) == (0, [])
+        assert len(beside.run_steps("beside-0")) == 2
+        with _memory(target) as moved:
+            assert everything(moved) == before
+            assert moved.verify() == memory.verify() == []
+            moved.add(some_steps("new", 1))
+            moved.move_to(source)
+            assert len(memory.run_steps("new-0")) == 1
+
+
+def test_nothing_of_what_was_moved_is_left_in_a_file(new_file: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    with _memory(str(folder / "old.db")) as memory:
+        memory.add(some_steps("unmentionable", 200))
+        memory.search("unmentionable")
+        assert memory.move_to(new_file()).unreached == ()
+    for each in folder.iterdir():
+        assert b"unmentionable" not in each.read_bytes(), each
+
+
+def test_what_was_written_while_it_moved_is_not_erased(places: tuple[str, str]) -> None:
+    source, target = places
+    with _memory(source) as memory, _memory(source) as other:
+        fill(memory)
+        late = some_steps("late", 1)
+
+        def write(_done: int, _total: int) -> None:
+            if late:
+                other.add(late.pop())
+
+        with pytest.raises(CopyError, match=r"somebody wrote to .* while it was copied"):
+            memory.move_to(target, write)
+        assert len(memory.run_steps("late-0")) == 1
+        assert len(memory.run_steps("red-0")) == 4

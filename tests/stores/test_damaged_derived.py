@@ -205,18 +205,6 @@ def test_a_copy_is_made_without_what_can_be_made_again(
         assert copy.verify() == []
 
 
-def test_a_damaged_copy_is_repaired(place: Place, tmp_path: Path) -> None:
-    target = Place(str(tmp_path / "copy.db"))
-    Path(target.address).unlink()
-    with place.opened() as memory:
-        memory.copy_to(target.address)
-    target.damage(*EMBEDDING)
-    with place.opened() as memory:
-        memory.copy_to(target.address)
-    with hs.StepMemory(target.address, embedder="hashing") as copy:
-        assert copy.verify() == []
-
-
 def test_a_mark_that_is_damaged_itself_costs_no_given_vector(place: Place) -> None:
     given = act("a bumbershoot", vector=[0.5] * 256)
     with place.opened() as memory:

@@ -6,20 +6,17 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conformance.samples import said
 from copied_memories import everything, fill, some_steps, store_of
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.cli import main
 from hybridagi_steps.errors import (
-    CopyError,
     InvalidSettingError,
-    MovedNamespaceError,
     PlacementError,
 )
-from hybridagi_steps.testing.conformance.samples import said
 
 
 @pytest.fixture
@@ -150,75 +147,6 @@ def test_a_namespace_moves_to_another_database_while_others_work(
             assert count > 0
             assert store_of(mine).session_end("talk").sequence == count
             assert mine.verify() == []
-
-
-@pytest.mark.parametrize("kind", ["file", "server"])
-def test_nobody_writes_a_namespace_where_it_was(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
-    if kind == "server":
-        make: Any = request.getfixturevalue("new_postgres_database")
-        old, new = make(), make()
-    with _memory(old, namespace="a") as memory, _memory(old) as other:
-        fill(memory)
-        store, session = store_of(memory), "talk"
-        steps = [str(step.id) for step in memory.iter_steps()]
-        before = everything(memory)
-        assert main(["copy", old, new, "--namespace", "a", "--move"]) == 0
-        for write in (
-            lambda: memory.add(some_steps("late", 1)),
-            lambda: memory.add(some_steps("late", 9)),
-            lambda: memory.add(some_steps("late", 20)),
-            lambda: memory.update(memory.get(steps[0])[0]),
-            lambda: memory.delete(steps[0]),
-            lambda: memory.purge({"run_id": "red-1"}),
-            lambda: memory.score("red-1", 1.0),
-            lambda: memory.score_steps({steps[0]: 1.0}),
-            lambda: memory.revoke({"run_id": "red-1"}),
-            lambda: memory.retain(1e-9),
-            lambda: store.commit(session, said(1)),
-            lambda: store.commit("new", said(1)),
-            lambda: store.fork(session, 2, "forked late"),
-            lambda: store.delete_session(session, by="ann"),
-        ):
-            with pytest.raises(MovedNamespaceError, match="has moved; `stats` says wh") as caught:
-                write()
-            assert "overflow" not in str(caught.value)
-        assert new.rpartition("/")[2] in memory.stats()["moved_to"]
-        assert everything(memory) == before
-        other.add(some_steps("others", 3))
-        assert len(other.run_steps("others-0")) == 3
-        assert memory.move_to(new).written == 0
-        with _memory(new, namespace="a") as moved:
-            assert everything(moved) == before
-            moved.add(some_steps("late", 1))
-            with pytest.raises(CopyError, match="was written to since"):
-                memory.move_to(new)
-            memory.clear()
-            assert list(memory.iter_steps()) == []
-            with pytest.raises(MovedNamespaceError):
-                memory.add(some_steps("late", 1))
-            moved.move_to(old)
-            assert everything(memory) == everything(moved)
-            memory.add(some_steps("back", 1))
-            assert memory.verify() == moved.verify() == []
-    assert "of namespace" not in capsys.readouterr().err
-
-
-def test_a_move_that_fails_is_none(tmp_path: Path) -> None:
-    with _memory(tmp_path / "old.db") as memory, _memory(tmp_path / "new.db") as other:
-        memory.add(some_steps("red", 4))
-        calls: list[int] = []
-
-        def spoil(done: int, _total: int) -> None:
-            calls.append(done)
-            if len(calls) == 3:  # it has been copied, and is about to be compared once more
-                other.add(some_steps("mine", 1))
-
-        with pytest.raises(CopyError):
-            memory.move_to(tmp_path / "new.db", spoil)
-        memory.add(some_steps("on", 1))
 
 
 def test_the_command_line_says_what_is_wrong_in_one_line(

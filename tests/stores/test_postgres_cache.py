@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conformance.samples import step
 
 from hybridagi_steps import StepMemory
 from hybridagi_steps.records.store_values import Changes, Position
 from hybridagi_steps.search import step_index
-from hybridagi_steps.testing.conformance.samples import step
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 

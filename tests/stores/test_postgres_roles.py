@@ -9,7 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from conformance.step_store import WholeContract
+from conformance.samples import EVERYTHING, ids, message, step
+from conformance.step_store import StepStoreContract, WholeContract
 
 import hybridagi_steps as hs
 from hybridagi_steps import stores
@@ -24,8 +25,6 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.prompts import LMCall
-from hybridagi_steps.testing.conformance import StepStoreContract
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message, step
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from child_processes import piped
+from conformance.samples import EVERYTHING, ids, message, save_pending, step
 from typer.testing import CliRunner
 
 from hybridagi_steps import StepMemory
@@ -42,7 +43,6 @@ from hybridagi_steps.search.columns.metadata_columns import by_key
 from hybridagi_steps.stores import open_store
 from hybridagi_steps.stores.address import cache_path, secrets_of, shown_address
 from hybridagi_steps.stores.body import encode_body
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, message, save_pending, step
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from conformance.samples import message, step
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import MESSAGE_ROWS
 from hybridagi_steps.stores.sql.derived import DerivedTables
 from hybridagi_steps.stores.sql.tables import Values
-from hybridagi_steps.testing.conformance.samples import message, step
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 

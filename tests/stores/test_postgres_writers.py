@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from child_processes import piped
+from conformance.samples import EVERYTHING, message, save_pending
 from jumping_clock import jump
 from session_operations import check_two_writers
 
@@ -33,7 +34,6 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, message, save_pending
 
 psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 

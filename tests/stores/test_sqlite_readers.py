@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.samples import step
 
 from hybridagi_steps.memory import StepMemory
-from hybridagi_steps.testing.conformance.samples import step
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's here")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.samples import EVERYTHING, ids, said, step, text
 from session_operations import check_two_writers
 from store_files import filled, made_old
 
@@ -36,7 +37,6 @@ from hybridagi_steps.stores.body import encode_body
 from hybridagi_steps.stores.sqlite import SqliteStepStore, schema
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.file_lock import FileLock
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, said, step, text
 
 CANARY = "xCANARYx"
 WRITER = """

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from conformance.samples import ids, step
 from hypothesis import given
 from hypothesis import strategies as st
 from store_files import made_old
@@ -19,7 +20,6 @@ from hybridagi_steps.messages.turns import openai_turns
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.body import decode_body, encode_body
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import ids, step
 
 ASKED = "Please refund the order 4711, which came broken and two weeks late. " * 3
 ANSWER = "The order 4711 is refunded; the money is with your bank in three days. " * 3

@@ -12,13 +12,13 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 from child_processes import piped
+from conformance.samples import step
 from session_writers import SESSION, for_ever, start
 
 from hybridagi_steps.protocols import Durability
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import TextRow, VectorRow
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import step
 
 KILLS, AT_ONCE = 60, 4
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from conformance.samples import EVERYTHING, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_files import filled
@@ -16,7 +17,6 @@ from store_files import filled
 from hybridagi_steps.errors import DamagedFileError, ForeignFileError, StorageError
 from hybridagi_steps.exchange import salvage_file
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, step
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from conformance.samples import EVERYTHING, message, step
 from exchange_shelf import unsourced
 from store_files import made_old
 from typer.testing import CliRunner
@@ -24,7 +25,6 @@ from hybridagi_steps.records.store_values import Position
 from hybridagi_steps.search.indexing import Deriver
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.waiting import Patience
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, message, step
 
 FLIPS = 400
 PAGE_BYTES = 4096

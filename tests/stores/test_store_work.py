@@ -12,6 +12,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from conformance.samples import message, said, save_pending, step
+from conformance.samples import text as words_of
 
 from hybridagi_steps import AgentStep, AgentStepType, StepMemory
 from hybridagi_steps.context import ContextBuilder
@@ -24,8 +26,6 @@ from hybridagi_steps.stores.body import decode_message
 from hybridagi_steps.stores.sql import lineage, message_filter, message_units
 from hybridagi_steps.stores.sqlite import SqliteStepStore
 from hybridagi_steps.stores.sqlite.database import Reader
-from hybridagi_steps.testing.conformance.samples import message, said, save_pending, step
-from hybridagi_steps.testing.conformance.samples import text as words_of
 
 MACHINE_STEPS = 100
 """Of SQLite's virtual machine, after which it is counted."""

@@ -8,13 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from conformance.samples import START, step, text
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridagi_steps.records.store_values import TextRow
 from hybridagi_steps.stores.checksums import packed_words, unpacked_words, words_checksum
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import START, step, text
 
 SENTENCE = "the refund of order {} wa declin by the bank and sent again on mondai"
 WORDS = "\t".join(SENTENCE.format(n) for n in range(8)) + "\nfurther\n12 3 +"

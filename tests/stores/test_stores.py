@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conformance import filter_oracle
+from conformance.samples import EVERYTHING, ids, step
 from conformance.step_store import WholeContract
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,6 @@ from hybridagi_steps.records.agent_step import AgentStep
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.store_values import Position, TextRow, VectorRow
 from hybridagi_steps.stores.sqlite import SqliteStepStore
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, step
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),

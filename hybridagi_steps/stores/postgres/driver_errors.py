@@ -19,7 +19,6 @@ from hybridagi_steps.errors import (
     DiskFullError,
     ForeignFileError,
     MissingGrantError,
-    MovedNamespaceError,
     ReadOnlyStorageError,
     StorageBusyError,
     StorageError,
@@ -75,7 +74,6 @@ _MEANINGS: dict[str, _Meaning] = {
     "55": _BUSY,
     "57": _LOST,
     "57014": (StorageBusyError, "took too long and was cancelled; try again"),
-    "HS001": (MovedNamespaceError, "refuses it: this namespace has moved; `stats` says where to"),
     "XX001": _NOT_WHOLE,
     "XX002": _NOT_WHOLE,
 }

@@ -8,7 +8,7 @@ order: positions.py says up to where they are settled. database.py owns every co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +33,6 @@ from hybridagi_steps.stores.postgres.steps import KEYS, LEFTOVERS, PINNED, Postg
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.lineage import SessionRow, row_checksums
-from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.session_commits import SESSIONS_KNOWN, Commit
 from hybridagi_steps.stores.sql.tables import Connection
@@ -73,15 +72,6 @@ _BEGIN_REWRITING = f"""UPDATE {SCHEMA}.meta SET value = CAST(value AS BIGINT) + 
 _NOTHING_OWED = f"""DELETE FROM {SCHEMA}.meta WHERE starts_with(key, 'owed:')
     AND CAST(split_part(key, ':', 2) AS BIGINT) < %s""".encode()  # noqa: S608 - our own name
 _SEARCHED_HERE = f"SELECT to_regclass('{SCHEMA}.near') IS NOT NULL".encode()
-# A role that is bound to the namespace does not see where it has moved; it is told.
-_REFUSES = """CREATE OR REPLACE FUNCTION refuse_moved() RETURNS trigger LANGUAGE plpgsql
-    SECURITY DEFINER SET search_path FROM CURRENT AS $$
-    BEGIN
-        RAISE EXCEPTION 'it is %', (SELECT value FROM meta WHERE key = 'moved:' || TG_ARGV[0])
-            USING ERRCODE = 'HS001';
-    END $$"""
-_REFUSING = """CREATE TRIGGER moved_{kinds}_{n} BEFORE {events} ON {table} FOR EACH ROW
-    WHEN ({row}.namespace = {n}) EXECUTE FUNCTION refuse_moved({n})"""
 _PAGE = 1000
 
 
@@ -307,14 +297,3 @@ class PostgresStepStore(PostgresAdmin, FollowedTables, CopyTables, SearchTables)
             return None
         self._know(new.session_id, now, last + len(messages))
         return last
-
-    def _refusing(self, place: str | None) -> Iterator[str]:
-        yield "SET LOCAL lock_timeout TO '300ms'"  # who waits longer would be seen as a deadlock
-        if place is not None:
-            yield _REFUSES
-        for table in RECORDED:
-            for events, row in (("INSERT OR UPDATE", "NEW"), ("DELETE", "OLD")):
-                named = {"kinds": row.lower(), "n": self._namespace, "table": table}
-                yield "DROP TRIGGER IF EXISTS moved_{kinds}_{n} ON {table}".format(**named)
-                if place is not None:
-                    yield _REFUSING.format(**named, events=events, row=row)

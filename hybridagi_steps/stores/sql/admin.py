@@ -135,8 +135,6 @@ INVARIANTS = {
     "a count of steps that is not theirs": """SELECT t.namespace FROM tally t
         JOIN namespace n ON n.id = t.namespace AND n.rows_gone = t.rows_gone WHERE t.steps <>
         (SELECT count(*) FROM agent_step s WHERE s.namespace = n.id AND s.row <= t.through)""",
-    "an unfinished copy, until `copy` is done": """SELECT key FROM meta
-        WHERE substr(key, 1, 5) = 'copy:' AND value LIKE '[%,null]'""",
     "a step of no namespace": """SELECT row FROM agent_step s WHERE NOT EXISTS
         (SELECT 1 FROM namespace n WHERE n.id = s.namespace)""",
 }
@@ -190,12 +188,23 @@ class AdminTables(RetentionTables):
         if self.identity()[1:] == (model_id, dimension):
             return
         with self._db.writing() as connection:
-            known = connection.execute(_IDENTITY, (self._namespace,)).fetchone()[1:]
-            if known[0] is not None and tuple(known) != (model_id, dimension):
-                for statement in _OTHER_EMBEDDER:
-                    connection.execute(statement, (self._namespace,))
-            update = "UPDATE namespace SET embedder = ?, dimension = ? WHERE id = ?"
-            connection.execute(update, (model_id, dimension, self._namespace))
+            self._change_embedder(connection, model_id, dimension)
+
+    def _change_embedder(self, connection: Connection, model_id: str, dimension: int) -> None:
+        known = connection.execute(_IDENTITY, (self._namespace,)).fetchone()[1:]
+        if known[0] is not None and tuple(known) != (model_id, dimension):
+            for statement in _OTHER_EMBEDDER:
+                connection.execute(statement, (self._namespace,))
+        update = "UPDATE namespace SET embedder = ?, dimension = ? WHERE id = ?"
+        connection.execute(update, (model_id, dimension, self._namespace))
+
+    def clear(self) -> None:
+        """Delete everything of this namespace."""
+        with self._db.writing() as connection:
+            self._clear(connection)
+
+    def _clear(self, connection: Connection) -> None:
+        self._forget_all(connection)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete steps with text and embedding."""

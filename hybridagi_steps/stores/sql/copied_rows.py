@@ -1,20 +1,18 @@
-"""What a copy of a namespace consists of, and how it is read to be compared with another.
+"""What a copy of a namespace consists of, as it is read to be written elsewhere and summed.
 
 Numbers of rows and branches are a database's own, so rows are read by what both sides know: ids of
 steps and messages, names of sessions, branches as the source numbers them. Every row is compared
-with its checksum first. Words are handed on, not compared; keys and counts are made again.
+with its checksum first. Words are handed on, not summed; keys and counts are made again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from hybridagi_steps.records.store_values import MESSAGE_ROWS
-from hybridagi_steps.stores.body import decode_body, encode_body
 from hybridagi_steps.stores.checked_tables import DamagedRow, is_given, pass_over, sound_texts
 from hybridagi_steps.stores.checksums import (
     as_bytes,
@@ -32,12 +30,13 @@ from hybridagi_steps.stores.sql.tables import Connection, many
 Values = tuple[Any, ...]
 PAGE = 500
 """Rows that are compared and written at once."""
-_NAMES_SHOWN = 3
+_EMBEDDINGS, _NO_ROWS = "embeddings of ", (0, 0)
 _NO_BRANCH = -1
 _ROWS = """SELECT row, id, branch_id, sequence, {table.checksums}, {table.texts}
     FROM {table.table}"""
 _AFTER = "+namespace = ? AND row > ? ORDER BY row LIMIT ?"
-_OF_IDS = "namespace = ? AND id IN (SELECT value FROM json_each(?))"
+_OF_IDS = """SELECT id, row FROM {table.table}
+    WHERE namespace = ? AND id IN (SELECT value FROM json_each(?))"""
 _VECTORS = """SELECT row, dimension, text_hash, given, vector, scoped, checksum FROM embedding
     WHERE row IN (SELECT value FROM json_each(?))"""
 # Words that show a step which is gone, or another than they should, are left to be made anew.
@@ -50,7 +49,6 @@ _WORDS = """SELECT o.row, o.id, p.id, t.checksum, t.row, t.parent_row, t.tokens,
     WHERE +o.namespace = ? AND o.row > ? ORDER BY o.row LIMIT ?"""
 _BRANCHES = """SELECT id, parent_id, fork_sequence, reason, created_at, session_id, reach, pointed,
         checksum FROM branch WHERE namespace = ? ORDER BY id"""
-_NOTED = "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ? ORDER BY key"
 _EMBEDDER = "SELECT embedder, dimension FROM namespace WHERE id = ?"
 _REVOKED_THROUGH = """SELECT s.id FROM agent_step s JOIN namespace n ON n.id = s.namespace
     WHERE n.id = ? AND s.row <= n.revoked_through ORDER BY s.row DESC LIMIT 1"""
@@ -58,16 +56,9 @@ _NAMESPACES = """SELECT name FROM namespace n WHERE
     EXISTS (SELECT 1 FROM agent_step s WHERE s.namespace = n.id)
     OR EXISTS (SELECT 1 FROM branch b WHERE b.namespace = n.id)
     OR EXISTS (SELECT 1 FROM revocation r WHERE r.namespace = n.id) ORDER BY name"""
-_SIZES = """SELECT (SELECT count(*) FROM agent_step WHERE namespace = :namespace),
-    (SELECT count(*) FROM message WHERE namespace = :namespace),
-    (SELECT count(*) FROM session WHERE namespace = :namespace)"""
-_SUM = "(SELECT CAST(coalesce(sum(checksum), 0) AS BIGINT) FROM {} WHERE namespace = n.id)"
-_STATE = f"""SELECT rows_gone, sessions_moved, branches_moved,
-    (SELECT count(*) FROM agent_step WHERE namespace = n.id),
-    (SELECT count(*) FROM message WHERE namespace = n.id),
-    {_SUM.format("run")}, {_SUM.format("prompt")}, {_SUM.format("session")},
-    (SELECT count(*) FROM append_key WHERE namespace = n.id),
-    (SELECT count(*) FROM branch WHERE namespace = n.id) FROM namespace n WHERE n.id = ?"""  # noqa: S608 - names are ours
+BRANCHES = "branches"
+_SIZES = """SELECT (SELECT count(*) FROM agent_step WHERE namespace = ?),
+    (SELECT count(*) FROM message WHERE namespace = ?)"""
 
 
 class OrderedRow(NamedTuple):
@@ -107,8 +98,8 @@ class Named(NamedTuple):
     values: tuple[str, ...]
     checksum: Callable[..., int] | None = None
     """Of the namespace, keys and values; None: there is none, or it stands among the values."""
-    number: str = ""
-    """What the rows are ordered by, if users see that order."""
+    order: tuple[str, ...] = ()
+    """What the rows are ordered by, if users see that order; the first is a number that grows."""
 
     @property
     def branch(self) -> int | None:
@@ -121,12 +112,12 @@ class NamedRow(NamedTuple):
 
     keys: Values
     values: Values
-    number: int
 
 
+_LISTED = ("written", "updated_at")
 _SESSION_VALUES = ("branch_id", "created_at", "updated_at", "forked_from", "forked_at", "user_id")
 _REVOCATION_VALUES = ("filter", "reason", "created_at", "matched", "descended", "undone_at")
-SESSIONS = Named("sessions", "session", ("id",), _SESSION_VALUES, session_checksum, "written")
+SESSIONS = Named("sessions", "session", ("id",), _SESSION_VALUES, session_checksum, _LISTED)
 NAMED = (
     SESSIONS,
     Named("idempotency keys", "append_key", ("session_id", "key"), ("branch_id", "first", "last")),
@@ -139,71 +130,71 @@ NAMED = (
 )
 
 
-@dataclass
-class Differences:
-    """What a comparison found, by what it is; a few of each by name."""
+class Page(NamedTuple):
+    """Rows of one table, as every database numbers them."""
 
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-    names: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-
-    def add(self, what: str, found: Sequence[object]) -> None:
-        """Count some, and keep the first names."""
-        if found:
-            self.counts[what] = self.counts.get(what, 0) + len(found)
-            kept = self.names.setdefault(what, [])
-            kept += map(str, found[: _NAMES_SHOWN - len(kept)])
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
-        return sum(self.counts.values())
-
-    def __bool__(self) -> bool:
-        return bool(self.counts)
-
-    def __str__(self) -> str:
-        return "; ".join(
-            f"{number:,} {what} ({', '.join(self.names[what])}{' …' * (number > _NAMES_SHOWN)})"
-            for what, number in self.counts.items()
-        )
+    table: Ordered | Named | str
+    rows: Sequence[Any]
+    vectors: Mapping[int, Values] = {}
+    """Embeddings of steps or messages, by row."""
 
 
-class Plan(NamedTuple):
-    """What a page of the target lacks."""
+class Sums:
+    """The count and the sum of the rows of each table; where users see an order, of that, too."""
 
-    rows: dict[str, int]
-    """The rows of those that stay, by id."""
-    missing: list[OrderedRow]
-    stale: list[int]
-    """Rows that must go, since they differ or stand before what they should follow."""
-    changed: list[tuple[int, OrderedRow]]
-    """Rows that stay, and what is to stand there."""
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, int]] = {}
 
+    def add(self, page: Page) -> None:
+        """Add the rows of a page."""
+        for row in page.rows:
+            match page.table:
+                case Ordered(what=what):
+                    self._follow(what, row[1:])
+                    if (vector := page.vectors.get(row.row)) is not None:
+                        self._follow(f"{_EMBEDDINGS}{what}", (row.id, vector))
+                case Named(what=what, order=order):
+                    entry = (row.keys, row.values)
+                    self._follow(what, entry) if order else self._gather(what, entry)
+                case str(what):
+                    self._gather(what, row)
 
-def stays(table: Ordered, old: OrderedRow, new: OrderedRow) -> bool:
-    """Tell whether a row that is another by now was changed where it stands.
+    def differing(self, other: Sums, *, derived: bool = True) -> dict[str, int]:
+        """Return by table how many rows more or fewer the other has; 0 where other ones.
 
-    Steps are, when they get a score, or go from the place of a message that is gone.
-    """
-    if table is not STEPS or new.branch_id not in (None, old.branch_id):
-        return False
-    if new.branch_id is not None and new.sequence != old.sequence:
-        return False
-    if old.texts == new.texts:
-        return True
-    before, after = (decode_body(each.texts[0]) for each in (old, new))
-    before.score = after.score
-    return encode_body(before) == encode_body(after)
+        Without `derived` embeddings are passed over, which whoever searches makes.
+        """
+        names = {*self._found, *other._found}
+        return {
+            name: abs(ours[0] - theirs[0])
+            for name in sorted(names)
+            if derived or not name.startswith(_EMBEDDINGS)
+            for ours in (self._found.get(name, _NO_ROWS),)
+            for theirs in (other._found.get(name, _NO_ROWS),)
+            if ours != theirs
+        }
+
+    def count(self, name: str) -> int:
+        """Return how many rows a table has."""
+        return self._found.get(name, _NO_ROWS)[0]
+
+    def _follow(self, name: str, row: Values) -> None:
+        count, total = self._found.get(name, _NO_ROWS)
+        self._found[name] = count + 1, hash((total, row))
+
+    def _gather(self, name: str, row: Values) -> None:
+        count, total = self._found.get(name, _NO_ROWS)
+        self._found[name] = count + 1, total + hash(row)
 
 
 def next_rows(named: Named) -> tuple[str, str]:
     """Return SQL for the first page of a table's rows, and for the page after some row.
 
-    A row is its keys, its values, the checksum and the number.
+    A row is its keys, its values, the checksum and what it is ordered by.
     """
     checksum = "checksum" if named.checksum else "NULL"
-    columns = (*named.keys, *named.values, checksum, named.number or "0")
-    order = (named.number, *named.keys) if named.number else named.keys
+    order = (*named.order, *named.keys)
+    columns = (*named.keys, *named.values, checksum, *named.order)
     after = f"({', '.join(order)}) > ({', '.join('?' * len(order))})"
     page = f"""SELECT {", ".join(columns)} FROM {named.table}
         WHERE namespace = ? AND {{}} ORDER BY {", ".join(order)} LIMIT ?"""  # noqa: S608 - names are ours
@@ -211,24 +202,13 @@ def next_rows(named: Named) -> tuple[str, str]:
 
 
 def written(named: Named) -> str:
-    """Return SQL that inserts a row, or puts other values in the place of those it has."""
-    changed = [*named.values, *(["checksum"] if named.checksum else [])]
-    columns = ["namespace", *named.keys, *changed]
+    """Return SQL that inserts a row."""
+    columns = ["namespace", *named.keys, *named.values, *(["checksum"] if named.checksum else [])]
     places = ["?"] * len(columns)
-    if named.number:
-        changed.append(named.number)
-        columns.append(named.number)
+    if named.order:
+        columns.append(named.order[0])
         places.append("(SELECT number FROM next_write)")
-    updates = ", ".join(f"{name} = excluded.{name}" for name in changed)
-    return f"""INSERT INTO {named.table} ({", ".join(columns)}) VALUES ({", ".join(places)})
-        ON CONFLICT (namespace, {", ".join(named.keys)})
-        DO {f"UPDATE SET {updates}" if updates else "NOTHING"}"""  # noqa: S608 - names are ours
-
-
-def dropped(named: Named) -> str:
-    """Return SQL that deletes a row."""
-    keys = " AND ".join(f"{key} = ?" for key in named.keys)
-    return f"DELETE FROM {named.table} WHERE namespace = ? AND {keys}"  # noqa: S608 - names are ours
+    return f"INSERT INTO {named.table} ({', '.join(columns)}) VALUES ({', '.join(places)})"  # noqa: S608 - names are ours
 
 
 class CopiedTables(AdminTables, DerivedTables):
@@ -243,26 +223,32 @@ class CopiedTables(AdminTables, DerivedTables):
         with self._db.asking() as connection:
             return self._column(connection, _NAMESPACES)
 
-    def sizes(self, connection: Connection) -> tuple[int, int, int]:
-        """Return how many steps, messages and sessions there are."""
-        steps, messages, sessions = connection.execute(
-            _SIZES, {"namespace": self._namespace}
-        ).fetchone()
-        return steps, messages, sessions
+    def sizes(self, connection: Connection) -> tuple[int, int]:
+        """Return how many steps and messages there are."""
+        asked = (self._namespace, self._namespace)
+        steps, messages = connection.execute(_SIZES, asked).fetchone()
+        return steps, messages
 
-    def state(self, connection: Connection) -> list[int]:
-        """Return numbers that are others as soon as somebody writes what a copy has, too."""
-        return list(connection.execute(_STATE, (self._namespace,)).fetchone() or ())
+    def pages(
+        self, connection: Connection, originals: Mapping[int, int] | None = None
+    ) -> Iterator[Page]:
+        """Yield all that a copy has, a page at a time, messages before the steps pinned to them.
 
-    def state_now(self) -> list[int]:
-        """Return the same of what is committed by now."""
-        with self._db.asking() as connection:
-            return self.state(connection)
-
-    def noted(self, connection: Connection, begin: str) -> dict[str, str]:
-        """Return what `meta` has under keys with this beginning, which is left out."""
-        found = connection.execute(_NOTED, (len(begin), begin)).fetchall()
-        return {key[len(begin) :]: value for key, value in found}
+        `originals` are the numbers that the source of a copy gives its branches.
+        """
+        branches = self.branches(connection)
+        names = {name: name for name in branches} if originals is None else originals
+        rows = [(names.get(n), names.get(up), *rest) for n, (up, *rest) in branches.items()]
+        yield Page(BRANCHES, rows)
+        for table in (MESSAGES, STEPS):
+            after = 0
+            while rows := self._ordered_rows(connection, table, after, originals):
+                after = rows[-1].row
+                vectors = self._vectors(connection, table, [entry.row for entry in rows])
+                yield Page(table, rows, vectors)
+        for table in NAMED:
+            for rows in self._named_rows(connection, table, originals):
+                yield Page(table, rows)
 
     def embedder_in(self, connection: Connection) -> Values:
         """Return the embedder with its dimension; None for both when there is none."""
@@ -285,51 +271,26 @@ class CopiedTables(AdminTables, DerivedTables):
             found[branch] = tuple(values)
         return found
 
-    def ids_after(self, connection: Connection, table: Ordered, row: int) -> list[tuple[int, str]]:
-        """Return the next rows above one with their ids."""
-        query = f"SELECT row, id FROM {table.table} WHERE {_AFTER}"  # noqa: S608 - names are ours
-        return connection.execute(query, (self._namespace, row, PAGE)).fetchall()
-
     def rows_of_ids(
         self, connection: Connection, table: Ordered, ids: Sequence[str]
     ) -> dict[str, int]:
         """Return the rows of those that are there."""
-        query = f"SELECT id, row FROM {table.table} WHERE {_OF_IDS}"  # noqa: S608 - names are ours
+        query = _OF_IDS.format(table=table)
         return dict(connection.execute(query, (self._namespace, many(ids))).fetchall())
-
-    def ordered_rows_after(
-        self, connection: Connection, table: Ordered, row: int
-    ) -> list[OrderedRow]:
-        """Return the next steps or messages above a row."""
-        return self._ordered_rows(connection, table, _AFTER, (row, PAGE), None)
-
-    def ordered_rows_of(
-        self,
-        connection: Connection,
-        table: Ordered,
-        ids: Sequence[str],
-        originals: Mapping[int, int],
-    ) -> dict[str, OrderedRow]:
-        """Return the steps or messages that are there, by id.
-
-        `originals` are the numbers that the source of the copy gives its branches.
-        """
-        found = self._ordered_rows(connection, table, _OF_IDS, (many(ids),), originals)
-        return {entry.id: entry for entry in found}
 
     def _ordered_rows(
         self,
         connection: Connection,
         table: Ordered,
-        condition: str,
-        asked: Values,
+        after: int,
         originals: Mapping[int, int] | None,
     ) -> list[OrderedRow]:
-        query = f"{_ROWS.format(table=table)} WHERE {condition}"
+        """Return the next steps or messages above a row."""
+        query = f"{_ROWS.format(table=table)} WHERE {_AFTER}"
         sums = table.checksums.count(",") + 1
         found: list[OrderedRow] = []
         for row, name, branch, sequence, *rest in connection.execute(
-            query, (self._namespace, *asked)
+            query, (self._namespace, after, PAGE)
         ):
             texts = tuple(map(as_bytes, rest[sums:]))
             made = (crc32(texts[0], self._namespace),)
@@ -342,7 +303,7 @@ class CopiedTables(AdminTables, DerivedTables):
             found.append(OrderedRow(row, name, branch, sequence, texts))
         return found
 
-    def vectors(
+    def _vectors(
         self, connection: Connection, table: Ordered, rows: Sequence[int]
     ) -> dict[int, Values]:
         """Return dimension, hash of the text, whether given, bytes and whether scoped, by row."""
@@ -369,10 +330,10 @@ class CopiedTables(AdminTables, DerivedTables):
             found.append((at, name, above, None if lost else text))
         return found
 
-    def named_rows(
-        self, connection: Connection, named: Named, originals: Mapping[int, int] | None = None
+    def _named_rows(
+        self, connection: Connection, named: Named, originals: Mapping[int, int] | None
     ) -> Iterator[list[NamedRow]]:
-        """Yield pages of rows; `originals` as `ordered_rows_of` takes them."""
+        """Yield pages of rows; `originals` as `pages` takes them."""
         (query, following), place = next_rows(named), named.branch
         keys, end = len(named.keys), len(named.keys) + len(named.values)
         after: Values = ()
@@ -385,7 +346,6 @@ class CopiedTables(AdminTables, DerivedTables):
                 values = list(row[keys:end])
                 if originals is not None and place is not None:
                     values[place] = originals.get(values[place], _NO_BRANCH)
-                page.append(NamedRow(tuple(row[:keys]), tuple(values), row[-1]))
+                page.append(NamedRow(tuple(row[:keys]), tuple(values)))
             yield page
-            last = page[-1]
-            query, after = following, (last.number, *last.keys) if named.number else last.keys
+            query, after = following, (*rows[-1][end + 1 :], *page[-1].keys)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from hybridagi_steps.stores.checksums import session_checksum
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import StepLink
-from hybridagi_steps.stores.sql.moved import RECORDED
 from hybridagi_steps.stores.sql.prompt_tables import PROMPT_INVARIANTS
 from hybridagi_steps.stores.sql.session_commits import Commit, Expected
 from hybridagi_steps.stores.sql.tables import Connection
@@ -49,9 +48,6 @@ _INVARIANTS = {
     **BRANCH_INVARIANTS,
     **PROMPT_INVARIANTS,
 }
-# An overflow, since a constraint that is not met is taken for an id that is there already.
-_REFUSING = """CREATE TRIGGER moved_{table}_{kind}_{n} BEFORE {kind} ON {table}
-    WHEN {row}.namespace = {n} BEGIN SELECT abs(-9223372036854775808); END"""
 _OWED = "SELECT value FROM meta WHERE key = 'compaction_owed'"
 _NOTHING_OWED = "UPDATE meta SET value = 0 WHERE key = 'compaction_owed'"
 _WAL_RESET_FIXED = (3, 51, 3)
@@ -180,14 +176,6 @@ class SqliteStepStore(SqliteAdmin, CopyTables):
         values = (now.updated_at, now.user_id, session_checksum(*key, *now), len(new.written))
         as_seen = (*key, end.branch_id, seen.updated_at, session_checksum(*key, *seen))
         return found if connection.execute(_CLAIM, (*values, *as_seen, *end)).rowcount else None
-
-    def _refusing(self, place: str | None) -> Iterator[str]:
-        for table in RECORDED:
-            for kind, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):
-                named = {"table": table, "kind": kind, "row": row, "n": self._namespace}
-                yield "DROP TRIGGER IF EXISTS moved_{table}_{kind}_{n}".format(**named)
-                if place is not None:
-                    yield _REFUSING.format(**named)
 
     def _neighbours(
         self, connection: Connection, links: Mapping[int, StepLink], *, before: bool

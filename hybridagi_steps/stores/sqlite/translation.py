@@ -15,7 +15,6 @@ from hybridagi_steps.errors import (
     DamagedFileError,
     DiskFullError,
     ForeignFileError,
-    MovedNamespaceError,
     ReadOnlyStorageError,
     StorageBusyError,
     StorageError,
@@ -44,9 +43,6 @@ _MEANINGS: dict[int, tuple[type[StorageError], str]] = {
 _UNKNOWN = (StorageError, "could not be read or written")
 _DAMAGE = ("malformed JSON", "Could not decode", "no such ", "near ", "unrecogn", "SELECTs to ")
 """What SQLite says without a code of its own when a text or the schema is not as it was written."""
-MOVED = "refuses it: this namespace has moved; `stats` says where to (`moved_to`), open it there"
-_REFUSED = "integer overflow"
-"""What a trigger says of a namespace that has moved; no other statement of ours can."""
 _OS_MEANINGS: dict[int | None, tuple[type[StorageError], str]] = {
     errno.EACCES: (ReadOnlyStorageError, "may not be written by this user; check its permissions"),
     errno.EROFS: (ReadOnlyStorageError, "is on a disk that cannot be written"),
@@ -89,9 +85,6 @@ def translated(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> Storage
             DiskFullError,
             "cannot grow, this process may write no larger files; ulimit -f",
         )
-    elif str(error) == _REFUSED:
-        kind, words = MovedNamespaceError, MOVED
-        return kind(f"{path} {words}.")
     elif isinstance(error, UnicodeDecodeError) or str(error).startswith(_DAMAGE):
         kind, words = _MEANINGS[sqlite3.SQLITE_CORRUPT]
     if code & 0xFF == sqlite3.SQLITE_CANTOPEN:

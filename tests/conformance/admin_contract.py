@@ -1,15 +1,14 @@
 """What every store promises about deletion, counting, closing and namespaces."""
 
 # A test's name says what it holds.
-# ruff: noqa: D102, S101
 
 from __future__ import annotations
 
 import pytest
 
+from conformance.samples import EVERYTHING, ids, save_pending, step, text
 from hybridagi_steps.errors import MemoryClosedError
 from hybridagi_steps.protocols import StepStore
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, ids, save_pending, step, text
 
 
 class AdminContract:

@@ -1,12 +1,19 @@
 """What a store promises that has messages found by a search, or tells what is new of a session."""
 
 # A test's name says what it holds.
-# ruff: noqa: D102, S101
 
 from __future__ import annotations
 
 import pytest
 
+from conformance.samples import (
+    START,
+    SessionStepStore,
+    message,
+    said,
+    step,
+    text,
+)
 from hybridagi_steps.errors import SequenceConflictError, UnknownSessionError
 from hybridagi_steps.protocols import MessageIndex, SessionFollower
 from hybridagi_steps.records.filters import StepFilter
@@ -16,14 +23,6 @@ from hybridagi_steps.records.store_values import (
     BranchPosition,
     MessagePlace,
     PendingText,
-)
-from hybridagi_steps.testing.conformance.samples import (
-    START,
-    SessionStepStore,
-    message,
-    said,
-    step,
-    text,
 )
 
 _CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"n": 1}'}}

@@ -1,7 +1,6 @@
 """What every store promises about filters: each key of a StepFilter, asked three ways."""
 
 # A test's name says what it holds.
-# ruff: noqa: D102, S101
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from conformance.samples import EVERYTHING, NASTY, ids, step
 from hybridagi_steps.errors import InvalidFilterError
 from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.filters import StepFilter
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, NASTY, ids, step
 
 
 class FilterContract:

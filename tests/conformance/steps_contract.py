@@ -1,7 +1,6 @@
 """What every store promises about steps: append, get, read, children; and about their runs."""
 
 # A test's name says what it holds.
-# ruff: noqa: D102, S101
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from uuid import UUID, uuid4
 import numpy as np
 import pytest
 
+from conformance.samples import EVERYTHING, START, at_once, ids, step, text
 from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidStepError,
@@ -21,7 +21,6 @@ from hybridagi_steps.protocols import StepStore
 from hybridagi_steps.records.agent_step import AgentStepType
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import StepMetrics
-from hybridagi_steps.testing.conformance.samples import EVERYTHING, START, at_once, ids, step, text
 
 
 class StepsContract:

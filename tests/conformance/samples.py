@@ -1,7 +1,5 @@
 """Samples for the contracts: steps, messages, words and vectors, made in one line each."""
 
-# ruff: noqa: S101 - what both ways of reading say is compared by all contracts
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """What every store promises about messages: commit, read, list."""
 
 # A test's name says what it holds.
-# ruff: noqa: D102, S101
 
 from __future__ import annotations
 
@@ -13,6 +12,16 @@ from typing import Any
 
 import pytest
 
+from conformance.samples import (
+    EVERYTHING,
+    SessionStepStore,
+    at_once,
+    contents,
+    ids,
+    message,
+    said,
+    step,
+)
 from hybridagi_steps.errors import (
     DuplicateStepError,
     InvalidStepError,
@@ -24,16 +33,6 @@ from hybridagi_steps.records import message as record
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.records.message import MessageRole, StepMetrics
 from hybridagi_steps.records.store_values import BranchPosition
-from hybridagi_steps.testing.conformance.samples import (
-    EVERYTHING,
-    SessionStepStore,
-    at_once,
-    contents,
-    ids,
-    message,
-    said,
-    step,
-)
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}]
 IMAGE = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "data:,x"}}]
