@@ -109,7 +109,8 @@ _Score = Annotated[_Finite | None, BeforeValidator(_no_boolean)]
 
 
 _AnyOf = Annotated[
-    Annotated[list["StepFilter"], Field(min_length=1)] | None, BeforeValidator(_filters)
+    Annotated[list["StepFilter"], Field(min_length=1, max_length=500)] | None,
+    BeforeValidator(_filters),
 ]
 
 
