@@ -228,14 +228,14 @@ def _no_number(name: str) -> Any:
 
 
 def _pair(option: str, text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE; numbers, true, false and null (or as Python writes them), else text."""
+    """Read KEY=VALUE; the value is JSON (or True, False, None as Python has them), else text."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise typer.BadParameter(f"{option}: {text!r} is not KEY=VALUE.")
     if value in _PYTHONS_OWN:
         return key, _PYTHONS_OWN[value]
+    unique = partial(_object, option)
     try:
-        read = json.loads(value, parse_constant=_no_number)
+        return key, json.loads(value, parse_constant=_no_number, object_pairs_hook=unique)
     except ValueError:
         return key, value
-    return key, value if isinstance(read, dict | list) else read

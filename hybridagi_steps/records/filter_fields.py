@@ -8,11 +8,22 @@ is added by a line here and one in `StepFilter` for its type. Loads nothing: the
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 Kind = Literal["text", "texts", "choice", "choices", "number", "time", "json", "filters"]
 """What a condition is given: one text or any of several; one or any of some words; a number; a
 time; keys with plain values; filters."""
+
+Operator = Literal["gt", "gte", "lt", "lte", "contains", "prefix"]
+"""How a value of metadata is compared otherwise than for equality: a number or a text with a bound
+of its kind, a text with what is in it, a list with a member, a text with what it begins with."""
+
+Plain = str | int | float | bool | None
+"""A value that a filter compares with."""
+Criterion = Plain | list[Plain] | dict[Operator, Plain]
+"""What a value of metadata has to be: this, one of these, or as all of some operators want it."""
 
 StepKey = str
 """Names a value of a step that filters compare and that never changes: what a `FilterField` names,
@@ -117,7 +128,8 @@ FILTER_FIELDS = (
         "metadata",
         "--metadata",
         "json",
-        "Steps with exactly these values of top-level metadata keys.",
+        "Steps with these values of top-level metadata keys: a value, a list of which it is "
+        "one, or an object of operators: gt, gte, lt, lte, contains, prefix.",
         metavar="KEY=VALUE",
         wish=True,
     ),
@@ -172,6 +184,13 @@ FILTER_FIELDS = (
         "Not what matches this filter, or any of these; without a scope in every one.",
         metavar="KEY=VALUE",
     ),
+    FilterField(
+        "any_of",
+        "--any-of",
+        "filters",
+        "What matches one of these filters, besides all else that is asked for.",
+        metavar="KEY=VALUE",
+    ),
 )
 """In the order in which they are listed."""
 
@@ -180,3 +199,70 @@ WISHES = frozenset(field.name for field in FILTER_FIELDS if field.wish)
 """Conditions that only answers must meet."""
 KEY_FIELDS = sorted((f for f in FILTER_FIELDS if f.key), key=lambda f: _BREADTH.index(f.kind))
 """Those that compare a step key; first those that leave least as a rule."""
+
+_PATH = re.compile(r"\w+(\.\w+)+")
+
+
+def is_several(value: object) -> bool:
+    """Whether a value stands for any of its members."""
+    return isinstance(value, list | tuple | set | frozenset)
+
+
+def checked_criteria(metadata: Any) -> Any:
+    """Return criteria of metadata, a list of one as that one; what is no mapping as it is.
+
+    Raises:
+        ValueError: One that no value could meet; it would match nothing, and say nothing.
+    """
+    if not isinstance(metadata, Mapping):
+        return metadata
+    criteria: dict[Any, Any] = {**metadata}
+    return {key: _criterion(key, value) for key, value in criteria.items()}
+
+
+def _criterion(key: object, value: Any) -> Any:
+    if isinstance(key, str) and _PATH.fullmatch(key):
+        raise ValueError(f"{key!r} is a path, and only top-level keys of metadata are compared")
+    if (is_several(value) or isinstance(value, Mapping)) and not value:
+        raise ValueError(f"{key!r} is compared with nothing; leave it out to let all pass")
+    if isinstance(value, Mapping):
+        operators: dict[Any, Any] = {**value}
+        for name, bound in operators.items():
+            _check_operator(key, name, bound)
+        return operators
+    values: list[Any] = list(value) if is_several(value) else [value]
+    for each in values:
+        if not isinstance(each, Plain):
+            raise ValueError(
+                f"the value of {key!r} is a text, a number, true, false or null, a list of these, "
+                f"or operators with theirs, not {type(each).__name__} ({each!r:.60})"
+            )
+    return values if len(values) > 1 else values[0]
+
+
+def _check_operator(key: object, name: object, bound: object) -> None:
+    if name not in (known := get_args(Operator)):
+        raise ValueError(f"unknown operator {name!r} for {key!r}; known: {', '.join(known)}")
+    number = isinstance(bound, int | float) and not isinstance(bound, bool) and bound == bound
+    if name == "contains":
+        fits, takes = isinstance(bound, Plain), "a text, a number, true, false or null"
+    elif name == "prefix":
+        fits, takes = isinstance(bound, str), "a text"
+    else:
+        fits, takes = number or isinstance(bound, str), "a number or a text"
+    if not fits:
+        raise ValueError(f"{name!r} of {key!r} takes {takes}, not {bound!r:.60}")
+
+
+def values_asked(metadata: Mapping[str, Criterion] | None) -> dict[str, list[Plain]]:
+    """Return the keys that must have one of some values."""
+    return {
+        key: each if isinstance(each, list) else [each]
+        for key, each in (metadata or {}).items()
+        if not isinstance(each, dict)
+    }
+
+
+def operators_asked(metadata: Mapping[str, Criterion] | None) -> dict[str, dict[Operator, Plain]]:
+    """Return the keys whose values are compared by operators, all of which must hold."""
+    return {key: each for key, each in (metadata or {}).items() if isinstance(each, dict)}

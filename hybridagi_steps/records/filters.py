@@ -6,18 +6,25 @@ is better, and means something only among the hits of one query.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
 
 from hybridagi_steps.errors import InvalidFilterError, InvalidQueryError
 from hybridagi_steps.lazy import describe_fields
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType, StepStatus, id_text, shown
-from hybridagi_steps.records.filter_fields import FILTER_FIELDS, KEY_FIELDS, WISHES, StepKey
+from hybridagi_steps.records.filter_fields import (
+    FILTER_FIELDS,
+    KEY_FIELDS,
+    WISHES,
+    Operator,
+    Plain,
+    StepKey,
+    checked_criteria,
+    is_several,
+)
 from hybridagi_steps.records.message import UtcTime
 
 EVERY_SCOPE = "*"
@@ -47,7 +54,6 @@ OF_STEPS_ALONE = (
     "signatures",
 )
 """Conditions that no message meets."""
-_PATH = re.compile(r"\w+(\.\w+)+")
 _LEVELS: tuple[Trust, ...] = ("imported", "team", "own")
 
 
@@ -63,29 +69,17 @@ def _no_boolean(value: object) -> Any:
     return value
 
 
-def _top_level_keys(value: Any) -> Any:
-    """Refuse a key that names a path: it would match nothing, and say nothing."""
-    keys: list[Any] = list(value) if isinstance(value, Mapping) else []  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    if path := next((key for key in keys if isinstance(key, str) and _PATH.fullmatch(key)), None):
-        raise PydanticCustomError(
-            "path",
-            "{key} is a path, and only top-level keys of metadata are compared",
-            {"key": repr(path)},
-        )
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
 def _id_text(value: object) -> Any:
     return id_text(value) if isinstance(value, UUID) else value
 
 
-def _names(value: object) -> Any:
+def _names(value: Any) -> Any:
     """Return one name as it is, of several each once; no name at all would match nothing."""
-    if not isinstance(value, list | tuple | set | frozenset):
+    if not is_several(value):
         return _id_text(value)
-    names: list[Any] = [*map(_id_text, value)]  # pyright: ignore[reportUnknownArgumentType]
+    names: list[Any] = [*map(_id_text, value)]
     if not names:
-        raise PydanticCustomError("empty", "the list is empty; leave the key out to let all pass")
+        raise ValueError("the list is empty; leave the key out to let all pass")
     if all(isinstance(name, str) for name in names):
         names = list(dict.fromkeys(names))
     return names[0] if len(names) == 1 else names
@@ -110,10 +104,16 @@ _Types = Annotated[list[AgentStepType] | None, BeforeValidator(_one_or_more)]
 _Statuses = Annotated[list[StepStatus] | None, BeforeValidator(_one_or_more)]
 _Kinds = Annotated[list[Kind] | None, BeforeValidator(_one_or_more)]
 _Metadata = Annotated[
-    dict[str, str | int | float | bool | None] | None, BeforeValidator(_top_level_keys)
+    dict[str, Plain | list[Plain] | dict[Operator, Plain]] | None, BeforeValidator(checked_criteria)
 ]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Score = Annotated[_Finite | None, BeforeValidator(_no_boolean)]
+
+
+_AnyOf = Annotated[
+    Annotated[list["StepFilter"], Field(min_length=1, max_length=500)] | None,
+    BeforeValidator(_filters),
+]
 
 
 class StepFilter(BaseModel):
@@ -145,6 +145,7 @@ class StepFilter(BaseModel):
     trust: Trust | None = None
     kinds: _Kinds = None
     exclude: Annotated[list[StepFilter] | None, BeforeValidator(_filters)] = None
+    any_of: _AnyOf = None
 
     def __init__(self, **conditions: object) -> None:
         """Make a filter.
@@ -188,26 +189,36 @@ class StepFilter(BaseModel):
     @property
     def only_users(self) -> frozenset[str | None] | None:
         """Of whom what passes is, None among them for what is nobody's; None: of anybody."""
-        if self.user_id is None:
-            return frozenset([None]) if self.trust == "own" else None
-        return frozenset(self.users)
+        nobody = frozenset[str | None]([None]) if self.trust == "own" else None
+        own = frozenset(self.users) or nobody
+        either = [each.only_users for each in self.alternatives()]
+        whose = frozenset[str | None]().union(*(users for users in either if users is not None))
+        if not either or None in either:
+            return own
+        return whose if own is None else whose & own
 
     @property
     def says_whose(self) -> bool:
         """Whether it says whose steps: a user's, or everybody's; `own` ones are somebody's."""
+        if self.any_of and all(each.says_whose for each in self.any_of):
+            return True
         everybody = "user_id" in self.model_fields_set and self.trust != "own"
         return self.user_id is not None or everybody
 
     @property
     def passes_everything(self) -> bool:
         """Whether no condition leaves any step out; trial runs are not counted as left out."""
-        return self.conditions <= {"kinds"} and "step" in (self.kinds or ["step"])
+        rest = self.conditions - {"kinds"}
+        if any(each.passes_everything for each in self.alternatives()):
+            rest -= {"any_of"}
+        return not rest and "step" in (self.kinds or ["step"])
 
     @property
     def picks_nothing(self) -> bool:
         """Whether it only says what to leave out, if anything: no filter to erase by."""
-        rest = self.model_copy(update={"exclude": None, "exclude_run_id": None})
-        return rest.passes_everything
+        rest = self.model_copy(update=dict.fromkeys(("exclude", "exclude_run_id", "any_of")))
+        open_ = self.any_of is None or any(each.picks_nothing for each in self.any_of)
+        return open_ and rest.passes_everything
 
     @property
     def conditions(self) -> set[str]:
@@ -215,18 +226,28 @@ class StepFilter(BaseModel):
         asked = self.model_dump(exclude_none=True)
         if {"step", "message"} <= set(self.kinds or ()):
             del asked["kinds"]
+        if self.any_of is not None and not all(each.conditions for each in self.any_of):
+            del asked["any_of"]
         return {key for key, value in asked.items() if value != _OPEN.get(key)}
 
     @property
     def fences(self) -> StepFilter:
         """The filter without its wishes: what a search may look at to answer it."""
-        if WISHES.isdisjoint(name for name, value in vars(self).items() if value is not None):
-            return self
-        return self.model_copy(update=dict.fromkeys(WISHES))
+        asked = {name for name, value in vars(self).items() if value is not None}
+        update: dict[str, Any] = dict.fromkeys(WISHES & asked)
+        if self.any_of is not None:
+            fences = [each.fences for each in self.any_of]
+            if not all(each.conditions for each in fences):
+                update["any_of"] = None
+            elif any(each is not own for each, own in zip(fences, self.any_of, strict=True)):
+                update["any_of"] = fences
+        return self.model_copy(update=update) if update else self
 
     def finds(self, kind: Kind) -> bool:
         """Whether rows of a kind can match at all: a message has no tool and no program."""
         if self.kinds is not None and kind not in self.kinds:
+            return False
+        if self.any_of is not None and not any(each.finds(kind) for each in self.any_of):
             return False
         return kind == "step" or all(getattr(self, name) is None for name in OF_STEPS_ALONE)
 
@@ -235,6 +256,16 @@ class StepFilter(BaseModel):
         return [
             each.model_copy(update={"scope": each.scope or EVERY_SCOPE})
             for each in self.exclude or ()
+        ]
+
+    def alternatives(self) -> list[StepFilter]:
+        """Return the filters of which one has to match, each for the users asked for."""
+        users = {} if self.user_id is None else {"user_id": self.user_id}
+        return [
+            each.model_copy(
+                update={"scope": each.scope or EVERY_SCOPE} | (users if not each.users else {})
+            )
+            for each in self.any_of or ()
         ]
 
     def equalities(self) -> Iterator[tuple[StepKey, list[str | None]]]:
@@ -256,6 +287,9 @@ class StepFilter(BaseModel):
         A key that one of them leaves out or None is the other's. Two names that differ leave
         nothing: no single filter says "in both sessions". `scope` "*" gives way to a scope's name.
         """
+        if self._compares_twice(other):
+            inner = StepFilter(**other.model_dump(include={"metadata", "any_of"}))
+            other = other.model_copy(update={"metadata": None, "any_of": [inner]})
         joined = self.model_dump(exclude_unset=True)
         for key, theirs in other.model_dump(exclude_unset=True).items():
             own = joined.get(key)
@@ -266,6 +300,16 @@ class StepFilter(BaseModel):
             else:
                 joined[key] = both
         return StepFilter(**joined)
+
+    def _compares_twice(self, other: StepFilter) -> bool:
+        """Whether a value is compared by both, otherwise than with one value each."""
+        mine, theirs = self.metadata or {}, other.metadata or {}
+        return any(
+            repr(value) != repr(theirs[key])
+            and not (isinstance(value, Plain) and isinstance(theirs[key], Plain))
+            for key, value in mine.items()
+            if key in theirs
+        )
 
 
 def unknown_argument(**others: Any) -> InvalidQueryError:
@@ -288,6 +332,9 @@ def _both(key: str, one: Any, two: Any) -> Any:
     """Return the value of a key that means both values, None when there is none."""
     if key == "exclude":
         return [*one, *two]
+    if key == "any_of":
+        pairs = (StepFilter.of(mine).and_(StepFilter.of(theirs)) for mine in one for theirs in two)
+        return [each for each in pairs if each is not None] or None
     if key == "exclude_run_id":
         return list(dict.fromkeys([*one, *two]))
     if key in ("min_score", "since"):
@@ -321,14 +368,9 @@ def _invalid(error: ValidationError) -> InvalidFilterError:
     if first["type"] == "extra_forbidden":
         known = ", ".join(StepFilter.model_fields)
         return InvalidFilterError(f"unknown filter key {key!r}; known keys: {known}.", key=key)
-    said = first["msg"]
+    said = first["msg"].removeprefix("Value error, ")
     if key == "metadata" and first["loc"][-1] == "[key]":
         said = f"its keys are texts, not {first['input']!r:.60}"
-    elif key == "metadata" and len(first["loc"]) > 1:
-        said = (
-            f"the value of {first['loc'][1]!r} is a text, a number, true, false or null, not "
-            f"{type(first['input']).__name__} ({first['input']!r:.60})"
-        )
     return InvalidFilterError(f"filter key {key!r}: {said}.", key=key)
 
 

@@ -7,14 +7,14 @@ Routes that search, list runs or draw the map take a model of `Conditions`, read
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField
+from hybridagi_steps.records.filter_fields import FILTER_FIELDS, FilterField, Operator
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.server.problems import repeated_parameters, unknown_parameters
 from hybridagi_steps.server.schemas import unambiguous_json
@@ -32,11 +32,23 @@ def _json_object(**schema: Any) -> Any:
     return Annotated[str, Field(max_length=1_000, json_schema_extra=said)]
 
 
-_PLAIN = {"type": ["string", "number", "boolean", "null"]}
+_PLAIN: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
+_CRITERION = {
+    "anyOf": [
+        _PLAIN,
+        {"type": "array", "items": _PLAIN, "minItems": 1},
+        {
+            "type": "object",
+            "propertyNames": {"enum": list(get_args(Operator))},
+            "additionalProperties": _PLAIN,
+            "minProperties": 1,
+        },
+    ]
+}
 _KINDS: dict[str, Any] = {
     "text": Text | None,  # pyright: ignore[reportOperatorIssue] - a type as a value
     "texts": list[Text] | None,
-    "json": _json_object(additionalProperties=_PLAIN) | None,
+    "json": _json_object(additionalProperties=_CRITERION) | None,
     "filters": list[_json_object()] | None,
 }
 """What a query parameter is where it is not what `StepFilter` takes."""

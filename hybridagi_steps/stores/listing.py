@@ -30,6 +30,7 @@ from hybridagi_steps.records.listings import ListedRun, Runs, Sessions, steps_fr
 from hybridagi_steps.records.message import Step, in_utc
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import DETAILS, RunSummary, SessionSummary, details_id
+from hybridagi_steps.stores.sql.where import has_metadata
 from hybridagi_steps.validation import (
     StepHolder,
     StepId,
@@ -251,9 +252,10 @@ def _fits(run: RunInFlight, asked: StepFilter) -> bool:
         and run.run_id not in (asked.exclude_run_id or ())
         and (asked.since is None or at >= asked.since)
         and (asked.until is None or at < asked.until)
-        and (asked.metadata or {}).items() <= run.tags.items()
+        and has_metadata(run.tags, asked)
         and all(known.get(key) in values for key, values in asked.equalities())
         and not any(_fits(run, each) for each in asked.excluded())
+        and (asked.any_of is None or any(_fits(run, each) for each in asked.alternatives()))
     )
 
 

@@ -220,6 +220,9 @@ def test_exclude_is_one_condition_or_several_as_json(run: Run, filled: str) -> N
     assert looked_up
     assert ids("--run", first, "--exclude", both) == ids("--run", first) - looked_up
     assert ids("--run", first, "--exclude", both, "--exclude", "step_types=Action") == set()
+    assert ids("--any-of", f"run_id={first}") == ids("--run", first)
+    none = ids("--run", first, "--any-of", "run_id=none", "--any-of", '{"user_id": ["x", "y"]}')
+    assert none == set()
     refused(run("search", "refund", "--db", filled, "--exclude", "{no"), "no JSON object")
     refused(run("search", "refund", "--db", filled, "--exclude", "colour=red"), "colour")
 
@@ -509,10 +512,14 @@ def test_a_least_score_is_within_the_scale(run: Run, filled: str, value: str) ->
         ("b=None", "null"),
         ("n=1", "yes"),
         ("n=NaN", "no"),
+        ('b=["text", "other"]', "text"),
+        ('n={"gte": 1, "lt": 2}', "yes"),
+        ('b={"prefix": "te"}', "text"),
+        ("n=[NaN]", None),
     ],
 )
 def test_metadata_is_written_as_json_or_as_python(
-    run: Run, tmp_path: Path, condition: str, found: str
+    run: Run, tmp_path: Path, condition: str, found: str | None
 ) -> None:
     tagged = {
         "yes": {"b": True, "n": 1},
@@ -526,7 +533,9 @@ def test_metadata_is_written_as_json_or_as_python(
             for name, metadata in tagged.items()
         )
     said = run("export", "-", "--metadata", condition).out
-    assert [json.loads(line)["id"] for line in said.splitlines()] == [found]
+    assert [json.loads(line)["id"] for line in said.splitlines()] == ([found] if found else [])
+    refused(run("export", "-", "--metadata", 'n={"over": 1}'), "unknown operator 'over'")
+    refused(run("export", "-", "--metadata", 'n={"gt": 1, "gt": 2}'), "stands there twice")
 
 
 def test_a_search_that_has_much_to_index_first_shows_how_far_it_is(

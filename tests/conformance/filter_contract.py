@@ -203,6 +203,79 @@ class FilterContract:
         assert self.matching(store, metadata={"k": "\ud800"}) == []
         assert self.matching(store, metadata={"\ud800": 1}) == []
 
+    def test_metadata_are_any_of_some_values(self, store: StepStore) -> None:
+        values = {"en": "en", "de": "de", "one": 1, "true": True, "null": None, "list": ["en"]}
+        store.append([step(id=name, metadata={"k": value}) for name, value in values.items()])
+        store.append([step(id="none", metadata={"other": "en"})])
+        assert self.matching(store, metadata={"k": ["en", "de", "fr"]}) == ["en", "de"]
+        assert self.matching(store, metadata={"k": [1.0, None]}) == ["one", "null"]
+        assert self.matching(store, metadata={"k": ["\ud800", "de"]}) == ["de"]
+        assert self.matching(store, metadata={"k": ["\ud800", "\udfff"]}) == []
+        assert self.matching(store, metadata={"k": ["x", "y"]}) == []
+        assert self.matching(store, exclude={"metadata": {"k": ["en", True]}}) == [
+            *("de", "one", "null", "list", "none"),
+        ]
+        many = {f"{n}": ["a", "b"] for n in range(150)}
+        store.append([step(id="many", metadata=dict.fromkeys(many, "b"))])
+        assert self.matching(store, metadata=many) == ["many"]
+        assert self.matching(store, metadata=many | {"0": ["a", "c"]}) == []
+
+    def test_metadata_are_compared_by_operators(self, store: StepStore) -> None:
+        values = {"5": 5, "15": 15, "15.5": 15.5, "text": "15", "big": 2**63 + 5, "true": True}
+        values |= {"hello": "hello", "help": "help", "nul": "a\x1ab\\u0000", "list": ["help", 5]}
+        values |= {"null": None, "dict": {"help": 5}}
+        store.append([step(id=name, metadata={"k": value}) for name, value in values.items()])
+        store.append([step(id="none", metadata={"other": 15}), step(id="nothing")])
+        for operators, expected in (
+            ({"gte": 10, "lt": 20}, ["15", "15.5"]),
+            ({"gt": 15}, ["15.5", "big"]),
+            ({"lte": 15.0}, ["5", "15"]),
+            ({"gt": "hello"}, ["help"]),
+            ({"gte": "hel", "lt": "hem"}, ["hello", "help"]),
+            ({"prefix": "hel"}, ["hello", "help"]),
+            ({"prefix": ""}, ["text", "hello", "help", "nul"]),
+            ({"prefix": "a\x1ab\\"}, ["nul"]),
+            ({"contains": "el"}, ["hello", "help"]),
+            ({"contains": "n"}, []),
+            ({"contains": "help"}, ["help", "list"]),
+            ({"contains": 5}, ["list"]),
+            ({"contains": True}, []),
+            ({"contains": None}, []),
+            ({"contains": "help", "prefix": "hel"}, ["help"]),
+            ({"gt": "\ud800"}, []),
+        ):
+            assert self.matching(store, metadata={"k": operators}) == expected, operators
+        assert self.matching(store, metadata={"\ud800": {"gt": 1}}) == []
+        less, five = {"k": {"lt": 9}}, {"k": {"gte": 5, "lte": 5}}
+        assert self.matching(store, metadata=less, exclude={"metadata": five}) == []
+        both = {"k": {"gte": 5}, "other": {"lt": 20}}
+        assert self.matching(store, metadata=both) == []
+
+    def test_any_of_some_filters(self, store: StepStore) -> None:
+        store.append([step(id=name, user_id=name, run_id="r") for name in "abc"])
+        store.append([step(id="d", metadata={"n": 1}), step(id="trial", user_id="a", scope="c:x")])
+        store.score_run("r", 0.5, None)
+        either = [{"user_id": "a"}, {"metadata": {"n": {"gt": 0}}}]
+        assert self.matching(store, any_of=either) == ["a", "d"]
+        assert self.matching(store, any_of=either, scope="*") == ["a", "d", "trial"]
+        assert self.matching(store, any_of=[{"scope": "c:x"}, {"user_id": "b"}], scope="*") == [
+            *("b", "trial"),
+        ]
+        assert self.matching(store, any_of=either, run_id="r") == ["a"]
+        assert self.matching(store, any_of={"user_id": ["a", "c"]}, user_id=["b", "c"]) == ["c"]
+        assert self.matching(store, any_of=[{"trust": "own"}], user_id="b") == ["b"]
+        assert self.matching(store, any_of=[{"kinds": "message"}, {"user_id": "b"}]) == ["b"]
+        assert self.matching(store, any_of=[{"min_score": 0.4}, {"user_id": "x"}]) == [
+            "a",
+            "b",
+            "c",
+        ]
+        assert self.matching(store, exclude={"any_of": either}) == ["b", "c"]
+        assert self.matching(store, any_of=[{"exclude": {"run_id": "r"}}, {"user_id": "b"}]) == [
+            *("b", "d"),
+        ]
+        assert self.matching(store, any_of=StepFilter()) == ["a", "b", "c", "d"]
+
     def test_conditions_add_up(self, store: StepStore) -> None:
         store.append(
             [step(id="a", run_id="r", metadata={"x": 1, "y": 2}), step(id="b", run_id="r")]

@@ -5,8 +5,11 @@ The filter of every back-end must agree with it; the filter index is compared wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
+from operator import ge, gt, le, lt
+from typing import Any, cast
 
 from hypothesis import strategies as st
 
@@ -20,6 +23,7 @@ MOMENTS = st.integers(-2, 2).map(lambda n: NOON + timedelta(microseconds=n * 500
 FEW = st.sampled_from(["a", "b", "ä", ""])
 IDS = [f"id-{n}" for n in range(8)]
 SCALARS = st.none() | st.booleans() | st.integers(0, 1) | st.sampled_from([1.0, 0.5, "1", 2**64])
+TEXTS = st.sampled_from(["a", "aä", "ba", "ä\x1aa", "\\u0000", 'b"a', "\na"])
 STEPS = st.fixed_dictionaries(
     {
         "id": st.sampled_from(IDS),
@@ -37,12 +41,23 @@ STEPS = st.fixed_dictionaries(
         "status": st.sampled_from(["ok", "error"]),
         "score": st.none() | st.floats(0, 1),
         "metadata": st.none()
-        | st.dictionaries(FEW, SCALARS | st.just([1]), max_size=2)
+        | st.dictionaries(FEW, SCALARS | TEXTS | st.lists(SCALARS | TEXTS, max_size=2), max_size=2)
         | st.sampled_from([{"source": {"kind": "import", "name": "f"}}, {"format": "openai"}])
         | st.lists(st.sampled_from(IDS), max_size=2).map(lambda ids: {"recalled": ids}),
     }
 )
-FILTERS = st.fixed_dictionaries(
+BOUNDS = st.sampled_from([0, 1, 0.5, -1, 2**64, "", "a", "ä", "b"])
+RANGES = st.dictionaries(
+    st.sampled_from(["gt", "gte", "lt", "lte", "contains"]), BOUNDS, min_size=1, max_size=2
+)
+CRITERIA = (
+    SCALARS
+    | st.lists(SCALARS, min_size=1, max_size=3)
+    | RANGES
+    | st.sampled_from(["", "a", "aä"]).map(lambda text: {"prefix": text})
+    | SCALARS.map(lambda value: {"contains": value})
+)
+PLAIN_FILTERS = st.fixed_dictionaries(
     {},
     optional={
         "user_id": FEW | st.lists(FEW, min_size=1, max_size=3),
@@ -58,12 +73,18 @@ FILTERS = st.fixed_dictionaries(
         "until": MOMENTS,
         "scope": st.sampled_from(["*", "compile:1", "abandoned", "revoked", "* but revoked"]),
         "exclude_run_id": st.lists(FEW, max_size=2),
-        "metadata": st.dictionaries(FEW, SCALARS, max_size=1),
+        "metadata": st.dictionaries(FEW, CRITERIA, max_size=2),
         "sources": st.lists(st.sampled_from(["f", "openai", "import"]), max_size=2),
         "predictors": st.lists(FEW, max_size=2),
         "trust": st.sampled_from(["own", "team", "imported"]),
     },
 )
+NESTED = PLAIN_FILTERS | st.fixed_dictionaries(
+    {}, optional={"any_of": st.lists(PLAIN_FILTERS, min_size=1, max_size=2), "user_id": FEW}
+)
+FILTERS: st.SearchStrategy[dict[str, Any]] = PLAIN_FILTERS | st.tuples(
+    PLAIN_FILTERS, st.lists(NESTED, min_size=1, max_size=3), st.lists(NESTED, max_size=1)
+).map(lambda parts: {**parts[0], "any_of": parts[1], "exclude": parts[2]})
 
 
 def matching(
@@ -87,6 +108,11 @@ def matching(
         if step.step_type == "ProgramCall" and _input(step, "program") == where.program
     }
 
+    def ids(wheres: Iterable[StepFilter]) -> set[str]:
+        inner = (matching(steps, each, run_scores=run_scores, revoked=revoked) for each in wheres)
+        return {*chain.from_iterable(inner)}
+
+    either, gone = ids(where.alternatives()), ids(where.excluded())
     return [
         id_text(step.id)
         for step in steps
@@ -96,6 +122,8 @@ def matching(
         and _in_program(step, where, calls)
         and _has_metadata(step, where)
         and _from_source(step, where)
+        and (where.any_of is None or id_text(step.id) in either)
+        and id_text(step.id) not in gone
     ]
 
 
@@ -145,8 +173,29 @@ def _in_program(step: AgentStep, where: StepFilter, calls: Collection[str]) -> b
 def _has_metadata(step: AgentStep, where: StepFilter) -> bool:
     held = step.metadata or {}
     return all(
-        key in held and _alike(held[key], value) for key, value in (where.metadata or {}).items()
+        key in held and _meets(held[key], value) for key, value in (where.metadata or {}).items()
     )
+
+
+def _meets(held: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        operators = cast("dict[str, Any]", wanted)
+        return all(_compares(held, name, bound) for name, bound in operators.items())
+    values = cast("list[Any]", wanted) if isinstance(wanted, list) else [wanted]
+    return any(_alike(held, value) for value in values)
+
+
+def _compares(held: Any, name: str, bound: Any) -> bool:
+    if name == "contains" and isinstance(held, list):
+        return any(_alike(member, bound) for member in cast("list[Any]", held))
+    texts = isinstance(held, str) and isinstance(bound, str)
+    if name in ("contains", "prefix"):
+        return texts and (held.startswith(bound) if name == "prefix" else bound in held)
+    numbers = isinstance(held, int | float) and not isinstance(held, bool)
+    if not texts and not (numbers and isinstance(bound, int | float)):
+        return False
+    compare: Any = {"gt": gt, "gte": ge, "lt": lt, "lte": le}[name]
+    return bool(compare(held, bound))
 
 
 def _alike(held: object, value: object) -> bool:

@@ -136,6 +136,22 @@ def both(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any] | None:
         ({"tools": ["a", "b"]}, {"tools": ["b", "c"]}, {"tools": ["b"]}),
         ({"user_id": ["ana", "bob"]}, {"user_id": ["bob", "cy"]}, {"user_id": "bob"}),
         ({"run_id": ["a", "b"]}, {"run_id": "b"}, {"run_id": "b"}),
+        (
+            {"any_of": [{"user_id": "a"}]},
+            {"tools": ["b"]},
+            {"any_of": [{"user_id": "a"}], "tools": ["b"]},
+        ),
+        (
+            {"any_of": [{"user_id": "a"}, {"run_id": "r"}]},
+            {"any_of": [{"user_id": "b"}, {"run_id": "r"}]},
+            {
+                "any_of": [
+                    {"user_id": "a", "run_id": "r"},
+                    {"user_id": "b", "run_id": "r"},
+                    {"run_id": "r"},
+                ]
+            },
+        ),
         ({"exclude_run_id": "a"}, {"exclude_run_id": "b"}, {"exclude_run_id": ["a", "b"]}),
         ({"min_score": 0.9}, {"min_score": 0.1}, {"min_score": 0.9}),
         ({"scope": "*"}, {"scope": "trial"}, {"scope": "trial"}),
@@ -213,7 +229,51 @@ def test_steps_and_messages_read_a_date_as_a_filter_does() -> None:
     assert step.created_at == message.created_at == at
 
 
-def test_what_metadata_may_be_compared_with_is_named() -> None:
-    for value in ([1], {"b": 1}):
-        with pytest.raises(InvalidFilterError, match="'a' is a text, a number, true, false or nul"):
-            StepFilter.of({"metadata": {"a": value}})
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ([[1]], "'a' is a text, a number, true, false or null.*list"),
+        (
+            datetime(2026, 1, 1, tzinfo=UTC),
+            "'a' is a text, a number, true, false or null.*datetime",
+        ),
+        ({"b": 1}, "unknown operator 'b' for 'a'; known: gt, gte, lt, lte, contains, prefix"),
+        ({"gt": 1, "$lt": 1}, r"unknown operator '\$lt' for 'a'"),
+        ({"gt": True}, "'gt' of 'a' takes a number or a text, not True"),
+        ({"lt": None}, "'lt' of 'a' takes"),
+        ({"gte": float("nan")}, "'gte' of 'a' takes"),
+        ({"prefix": 5}, "'prefix' of 'a' takes a text, not 5"),
+        ({"contains": ["b"]}, "'contains' of 'a' takes"),
+        ([], "'a' is compared with nothing"),
+        ({}, "'a' is compared with nothing"),
+    ],
+)
+def test_what_metadata_may_be_compared_with_is_named(value: object, named: str) -> None:
+    for where in ({"metadata": {"a": value}}, {"any_of": [{"metadata": {"a": value}}]}):
+        with pytest.raises(InvalidFilterError, match=named):
+            StepFilter.of(where)
+
+
+def test_one_of_several_filters_is_declared_as_what_is_left_out_is() -> None:
+    where = StepFilter.of({"any_of": {"user_id": ["ann"]}})
+    assert where.any_of == [StepFilter(user_id="ann")]
+    assert where.conditions == {"any_of"}
+    for none_or_too_many in ([], [StepFilter()] * 501):
+        with pytest.raises(InvalidFilterError, match="any_of"):
+            StepFilter.of({"any_of": none_or_too_many})
+    either = StepFilter.of({"any_of": [{"user_id": "ann", "tools": "a"}, {"user_id": "bob"}]})
+    assert either.says_whose
+    assert either.only_users == {"ann", "bob"}
+    assert either.fences == StepFilter.of({"any_of": [{"user_id": "ann"}, {"user_id": "bob"}]})
+    assert StepFilter.of({"any_of": [{"tools": "a"}, {"user_id": "bob"}]}).fences == StepFilter()
+    assert StepFilter.of({"any_of": [{"run_id": "r"}, {"user_id": "bob"}]}).only_users is None
+    narrowed = StepFilter.of({"any_of": [{"trust": "own"}, {"user_id": "cy"}], "user_id": "ann"})
+    assert narrowed.only_users == {"ann"}
+
+
+@pytest.mark.parametrize("one", [{}, {"exclude": {"user_id": "ann"}}, {"scope": "*"}])
+def test_what_lets_everything_pass_among_others_does(one: dict[str, Any]) -> None:
+    where = StepFilter.of({"any_of": [{"user_id": "ann"}, one]})
+    assert where.picks_nothing
+    assert where.passes_everything == ("exclude" not in one)
+    assert not StepFilter.of({"any_of": [{"user_id": "ann"}], "exclude": one}).picks_nothing

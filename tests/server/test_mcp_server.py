@@ -111,6 +111,11 @@ def test_a_client_adds_finds_and_reads(tmp_path: Path) -> None:
             "search_steps", query="refund", where={"step_types": ["ProgramCall"]}
         )
         assert ids_in(narrowed) == [call["id"]]
+        either = {"any_of": [{"run_id": ["none", "run-1"]}, {"user_id": "x"}], "tools": "refund"}
+        assert ids_in(await tools("search_steps", query="refund", where=either)) == [act["id"]]
+        wrong = {"metadata": {"price": {"above": 3}}}
+        with pytest.raises(ValueError, match="unknown operator 'above'"):
+            await tools("search_steps", query="refund", where=wrong)
         alike = await tools("search_steps", like=act["id"])
         assert act["id"] not in alike
         after = await tools("search_steps", like=act["id"], aim="next")

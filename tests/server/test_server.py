@@ -192,6 +192,11 @@ class TestSearch:
 
     def test_it_offers_every_key_of_a_filter(self) -> None:
         assert set(StepFilter.model_fields) <= set(SearchAsked.model_fields)
+        page = Path(shapes.__file__).parent / "static"
+        known = "".join(
+            (page / name).read_text("utf-8") for name in ("shared.js", "views/search.js")
+        )
+        assert [name for name in StepFilter.model_fields if name not in known] == []
 
     def test_what_is_excluded_is_not_found(self, still: Served) -> None:
         def ids(*exclude: object) -> set[str]:
@@ -208,6 +213,20 @@ class TestSearch:
         assert calls
         assert calls < ids()
         assert ids({"since": "1970-01-01"}) == set()
+
+    def test_metadata_are_compared_and_filters_are_alternatives(self, still: Served) -> None:
+        def found(**asked: str | list[str]) -> set[str]:
+            answer = still.client.get("/search", params={"q": "refund", "k": "50", **asked})
+            assert answer.status_code == 200, answer.text
+            return {hit["step"]["id"] for hit in answer.json()["hits"]}
+
+        types = [{"step_types": "ProgramCall"}, {"step_types": ["ProgramEnd"]}]
+        either = found(any_of=[orjson.dumps(each).decode() for each in types])
+        assert either == found(step_types=["ProgramCall", "ProgramEnd"]) != set()
+        none = {"nothing": {"gte": 3, "lt": 9}, "other": ["a", "b"]}
+        assert found(metadata=orjson.dumps(none).decode()) == set()
+        odd = still.client.get("/search", params={"q": "x", "metadata": '{"price": {"$gte": 3}}'})
+        assert "unknown operator '$gte' for 'price'" in problem(odd, 422)["detail"]
 
     def test_a_filter_that_matches_nothing_finds_nothing(self, still: Served) -> None:
         for where in ({"session_id": "none"}, {"user_id": "u"}, {"program": "Other"}):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridagi_steps.protocols import IndexedStore
-from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.filter_fields import StepKey, operators_asked
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import ABANDONED, REVOKED, Hidden, Rows
 from hybridagi_steps.search.columns.held_columns import HeldColumns
@@ -137,6 +137,8 @@ class FilterColumns(HeldColumns):
         """Tell whether what is found may change without a new row, or is in no column."""
         if where.session_id is not None or where.scope in (ABANDONED, REVOKED):
             return True
+        if operators_asked(where.metadata):
+            return True
         if self._values is None and (where.min_score is not None or where.metadata):
             return True
         return not all(map(is_storable, where.metadata or ()))
@@ -189,7 +191,8 @@ class FilterColumns(HeldColumns):
         self, found: Positions | None, name: StepKey, values: Iterable[Value]
     ) -> Positions:
         if (key := metadata_name(name)) is not None:
-            having = self._with_metadata(key, *values)
+            lists = [self._with_metadata(key, value) for value in dict.fromkeys(values)]
+            having = lists[0] if len(lists) == 1 else np.sort(np.concatenate(lists))
             return having if found is None else found[_marked(having, len(self._rows))[found]]
         numbers = self._numbers.known(name, values)
         if found is None:

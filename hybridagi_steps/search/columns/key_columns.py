@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.filter_fields import StepKey, values_asked
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import UNREVOKED
 from hybridagi_steps.stores.sql.tables import is_storable
@@ -361,7 +361,7 @@ def microseconds(moment: str | datetime | None) -> int:
 def equalities(where: StepFilter) -> Iterator[tuple[StepKey, Sequence[Value]]]:
     """Yield keys that must have one of some values, those first that leave least as a rule."""
     yield from where.equalities()
-    for key, value in (where.metadata or {}).items():
-        yield metadata_key(key), [plain_value(value)]
+    for key, values in values_asked(where.metadata).items():
+        yield metadata_key(key), [plain_value(value) for value in values]
     if where.scope not in (EVERY_SCOPE, UNREVOKED):
         yield "scope", [where.scope]

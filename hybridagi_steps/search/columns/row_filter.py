@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
@@ -230,18 +231,34 @@ class RowFilter:
 
     def rows(self, where: StepFilter) -> Rows:
         """Return the rows that match, ascending; asked again, the same read-only array."""
-        if where.exclude:
-            found = self.rows(where.model_copy(update={"exclude": None}))
-            gone = [rows for each in where.excluded() for rows in self._excluded(each)]
-            return self._made(_all_but, found, *gone)
+        return self._rows(where, excluding=False)
+
+    def _rows(self, where: StepFilter, *, excluding: bool) -> Rows:
+        """Return the rows that match; excluding, also what its users may have said."""
+        if where.exclude or where.any_of:
+            plain = where.model_copy(update={"exclude": None, "any_of": None})
+            found = self._rows(plain, excluding=excluding)
+            if where.any_of:
+                either = (self._rows(each, excluding=excluding) for each in where.alternatives())
+                found = self._made(np.intersect1d, found, reduce(self._united, either))
+            gone = [self._rows(each, excluding=True) for each in where.excluded()]
+            return self._made(_all_but, found, *gone) if gone else found
         steps = self._steps.rows(where) if where.finds("step") else _NONE
         asked = self._messages is not None and where.finds("message")
         messages = self._messages.rows(where) if asked and self._messages else _NONE
+        if excluding and asked and where.users and self._messages is not None:
+            whoever = {"user_id": None, "trust": "team" if where.trust == "own" else where.trust}
+            anybodys = self._messages.rows(where.model_copy(update=whoever))
+            perhaps = (self._messages.perhaps_of(user, anybodys) for user in where.users)
+            messages = reduce(self._united, perhaps, messages)
         if not len(messages):
             return steps
         if not len(steps):
             return messages
         return self._made(_joined, steps, messages)
+
+    def _united(self, one: Rows, other: Rows) -> Rows:
+        return self._made(np.union1d, one, other)
 
     def _made(self, make: Callable[..., Rows], *answers: Rows) -> Rows:
         """Return what is made of some answers; of the same ones asked again, the same."""
@@ -254,15 +271,6 @@ class RowFilter:
                 self._joined.clear()
             known = self._joined[asked] = answers, made
         return known[1]
-
-    def _excluded(self, where: StepFilter) -> list[Rows]:
-        """Return what a filter leaves out: its rows, and what its user may have said."""
-        found = [self.rows(where)]
-        if where.users and self._messages is not None and where.finds("message"):
-            whoever = {"user_id": None, "trust": "team" if where.trust == "own" else where.trust}
-            anybodys = self._messages.rows(where.model_copy(update=whoever))
-            found += [self._messages.perhaps_of(user, anybodys) for user in where.users]
-        return found
 
     def reads_all(self, where: StepFilter) -> bool:
         """Tell whether `rows` would first read a key of all steps."""

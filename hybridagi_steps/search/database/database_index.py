@@ -206,7 +206,7 @@ class DatabaseIndex:
 
     def _rows(self, where: StepFilter) -> Rows:
         """Return the rows that pass a filter; a user's few without reading whose all others are."""
-        if not isinstance(user := where.user_id, str) or where.exclude:
+        if not isinstance(user := where.user_id, str) or where.exclude or where.any_of:
             return self.filters.rows(where)
         if (asked := repr(vars(where))) not in self._few:
             few = self.filters.reads_all(where) and self.there.has_few(

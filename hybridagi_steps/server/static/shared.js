@@ -87,7 +87,7 @@ export const Choice = ({ name, label, value = "", options, onChange }) => html`<
 
 const STATUSES = [["", "any"], ["ok", "ok"], ["error", "error"], ["partial", "partial"], ["cancelled", "cancelled"], ["paused", "paused"]];
 const NAMES = [["tools", "Tool"], ["program", "Program"], ["user_id", "User"], ["session_id", "Session"]];
-const SEVERAL = new Set(["tools", "user_id"]); // with commas and blanks between them
+const SEVERAL = new Set(["tools", "user_id", "run_id", "exclude_run_id", "sources", "predictors", "signatures", "kinds"]); // with commas and blanks between them
 
 // Conditions on steps, as searches and the list of runs take them; they live in the address.
 export function Filters({ values, onChange, children }) {
@@ -97,7 +97,7 @@ export function Filters({ values, onChange, children }) {
   return html`<fieldset class="filters"><legend class="hidden">Filters</legend>
     ${children}
     <${Choice} name="status" label="Status" value=${values.status} options=${STATUSES} onChange=${change} />
-    ${names.map(([name, label]) => html`<label>${label}
+    ${[...names, ...OTHERS.filter((name) => values[name]).map((name) => [name, name])].map(([name, label]) => html`<label>${label}
       <input name=${name} value=${[values[name] ?? []].flat().join(", ")} onChange=${change} placeholder="any" /></label>`)}
     <label>Score from <input name="min_score" type="number" step="any" value=${values.min_score || ""} onChange=${change} /></label>
     <label>Since <input name="since" type="date" value=${values.since || ""} onChange=${change} /></label>
@@ -105,7 +105,9 @@ export function Filters({ values, onChange, children }) {
   </fieldset>`;
 }
 
-const CONDITIONS = ["status", ...NAMES.map(([name]) => name), "min_score", "since", "until"];
+// Conditions of a filter that have no field until the address asks for them, JSON as the server takes it.
+const OTHERS = ["run_id", "program_id", "scope", "exclude_run_id", "metadata", "sources", "predictors", "signatures", "trust", "kinds", "exclude", "any_of"];
+const CONDITIONS = ["status", ...NAMES.map(([name]) => name), "min_score", "since", "until", ...OTHERS];
 const chosenOf = (query) => Object.fromEntries(CONDITIONS.filter((key) => query[key]).map((key) => [key, query[key]]));
 const DAY_MS = 86400000;
 

@@ -18,6 +18,8 @@ from psycopg.types.numeric import Int8
 
 from hybridagi_steps.errors import DuplicateStepError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
+from hybridagi_steps.records.filter_fields import Plain
+from hybridagi_steps.records.json_reading import as_object
 from hybridagi_steps.records.provenance import source_of
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
@@ -42,7 +44,6 @@ from hybridagi_steps.stores.sql.tables import (
 )
 from hybridagi_steps.stores.sql.where import (
     Condition,
-    PlainValue,
     key_columns,
     program_called,
     scalar_kind,
@@ -132,6 +133,10 @@ _IN_BODY = f"""(SELECT CASE WHEN strpos(s.body, '"{{key}}":"') > 0
 KEY_COLUMNS = key_columns(_IN_BODY, call_id="CASE WHEN k.step_type = 'ProgramCall' THEN k.id END")
 _RECALLED = """CASE WHEN strpos(s.body, '"recalled":[') > 0
     THEN CAST(s.body AS json) -> 'metadata' ->> 'recalled' END"""
+_PLAIN_VALUES = """SELECT k.row, m.told FROM step_view k, unnest(k.metadata) AS m(told)
+    WHERE {} AND starts_with(m.told, ?)"""
+_WITH_LISTS = """SELECT k.row, s.body FROM step_view k JOIN agent_step s ON s.row = k.row
+    WHERE {} AND strpos(s.body, ?) > 0"""
 _GONE = "namespace = :namespace AND row IN (SELECT value FROM json_each(:rows))"
 _FORGET_ROWS = (
     f"""INSERT INTO tombstone (namespace, row) SELECT namespace, row FROM agent_step
@@ -160,10 +165,31 @@ LEFTOVERS = f"""SELECT t.row FROM step_text t WHERE t.parent_row IS NOT NULL
 """Rows that show words they must not, in any namespace."""
 
 
+def of_metadata(metadata: Mapping[str, Sequence[Plain]]) -> Iterator[Condition]:
+    """Yield the conditions that metadata keys have values: one, and one for each of several."""
+    asked = [
+        [_comparable_text(key, value) for value in values if _is_comparable(key, value)]
+        for key, values in metadata.items()
+    ]
+    if not all(asked):
+        yield "FALSE", []
+        return
+    if alone := [texts[0] for texts in asked if len(texts) == 1]:
+        yield "k.metadata @> CAST(? AS TEXT[])", [many(alone)]
+    for texts in asked:
+        if len(texts) > 1:
+            yield "k.metadata && CAST(? AS TEXT[])", [many(texts)]
+
+
+def _is_comparable(key: str, value: Plain) -> bool:
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return finite and is_storable(f"{key}{value}")
+
+
 class PostgresSteps(PostgresTables, StepWriting):
     """What PostgreSQL says about steps and messages in its own way."""
 
-    _runs = _RUNS
+    _runs, _of_metadata = _RUNS, staticmethod(of_metadata)
     _session_state = session_state_query("a.user_id")
     _columns, _recalled = KEY_COLUMNS, _RECALLED
     _recalling = "step_view k JOIN agent_step s ON s.row = k.row"
@@ -275,8 +301,19 @@ class PostgresSteps(PostgresTables, StepWriting):
     def _showing(self, connection: Connection, rows: Sequence[int]) -> set[int]:
         return {*self._column(connection, _SHOWING, self._namespace, many(rows))} - set(rows)
 
-    def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
-        return of_metadata(metadata)
+    def _metadata_of(
+        self, connection: Connection, those: Condition, key: str, *, lists: bool
+    ) -> Iterable[tuple[int, Any]]:
+        if not is_storable(key):
+            return
+        name = orjson.dumps(key).decode()
+        asked = [*those[1], f"[{name},"]
+        for row, text in connection.execute(_PLAIN_VALUES.format(those[0]), asked):
+            yield row, orjson.loads(text)[2]
+        if lists:
+            asked = [*those[1], f"{name}:["]
+            for row, body in connection.execute(_WITH_LISTS.format(those[0]), asked):
+                yield row, as_object(orjson.loads(body)["metadata"]).get(key)
 
     def _values(self, step_id: str, step: AgentStep) -> dict[str, Any]:
         """Return a step as a row."""
@@ -331,19 +368,6 @@ def metadata_texts(metadata: Mapping[str, Any] | None) -> Texts | None:
     plain: dict[str, Any] = orjson.loads(orjson.dumps(metadata, default=str))
     texts = (_comparable_text(key, value) for key, value in plain.items())
     return Texts(text for text in texts if text is not None) or None
-
-
-def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
-    """Yield the condition that metadata keys have values: one, however many they are."""
-    if not metadata:
-        return
-    texts = [text for item in metadata.items() for text in item if isinstance(text, str)]
-    numbers = [value for value in metadata.values() if isinstance(value, float)]
-    if all(map(is_storable, texts)) and all(map(math.isfinite, numbers)):
-        asked = many(_comparable_text(key, value) for key, value in metadata.items())
-        yield "k.metadata @> CAST(? AS TEXT[])", [asked]
-    else:
-        yield "FALSE", []
 
 
 def _comparable_text(key: str, value: Any) -> str | None:

@@ -43,7 +43,7 @@ from hybridagi_steps.stores.sql.lineage import (
 )
 from hybridagi_steps.stores.sql.steps import StepReading
 from hybridagi_steps.stores.sql.tables import Connection, is_storable, many
-from hybridagi_steps.stores.sql.where import scalar_kind
+from hybridagi_steps.stores.sql.where import has_metadata
 
 _USERS_OF_RUNS = """WITH named AS MATERIALIZED (SELECT run_id, user_id FROM step_view
         WHERE namespace = ? AND run_id <> '' AND run_id IN (SELECT value FROM json_each(?))
@@ -85,7 +85,7 @@ _NESTED = """SELECT CAST(body AS BLOB) FROM message
     WHERE +namespace = ? AND body LIKE ?"""
 _NAMING_PARENTS = '%"parent_run_id"%'
 _BODIES_AT_ONCE = 5_000
-_NOT_IN_BODIES = {"session_id", "kinds", "scope", "exclude"}
+_NOT_IN_BODIES = {"session_id", "kinds", "scope", "exclude", "any_of"}
 
 Owner = str | Set[str] | None
 """Whose a message is: one user's, any of several users', nobody's."""
@@ -206,13 +206,22 @@ class MessageFilter(StepReading):
             if where.conditions <= _NOT_IN_BODIES
             else self._with_keys(connection, where, excluding)
         )
-        gone = {
-            row
-            for each in where.excluded()
-            for row in self._matching_messages(connection, each, excluding=True)
-        }
+        if where.any_of is not None:
+            either = self._matching_some(connection, where.alternatives(), excluding=excluding)
+            found = [row for row in found if row in either]
+        gone = self._matching_some(connection, where.excluded(), excluding=True)
         found = [row for row in found if row not in gone] if gone else found
         return self._in_scope(connection, where.scope, found)
+
+    def _matching_some(
+        self, connection: Connection, wheres: Iterable[StepFilter], *, excluding: bool
+    ) -> set[int]:
+        """Return the rows of `message` that match one of some filters."""
+        return {
+            row
+            for each in wheres
+            for row in self._matching_messages(connection, each, excluding=excluding)
+        }
 
     def _with_keys(self, connection: Connection, where: StepFilter, excluding: bool) -> list[int]:
         """Return the rows of messages whose keys a filter asks for, whatever it excludes."""
@@ -366,11 +375,7 @@ def _matches(
         return False
     if where.until is not None and not (made and made < where.until.isoformat()):
         return False
-    metadata: Mapping[str, Any] = keys["metadata"]
-    return all(
-        key in metadata and scalar_kind(metadata[key]) == scalar_kind(value)
-        for key, value in (where.metadata or {}).items()
-    )
+    return has_metadata(keys["metadata"], where)
 
 
 def keys_of(body: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridagi_steps.errors import DamagedFileError, InvalidStepError, UnknownRunError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filter_fields import StepKey
+from hybridagi_steps.records.filter_fields import StepKey, operators_asked
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import Hidden, Rows, RunSummary
 from hybridagi_steps.stores.body import MAX_STEP_BYTES
@@ -23,7 +23,6 @@ from hybridagi_steps.stores.checksums import checked_vector, damaged, row_checks
 from hybridagi_steps.stores.sql.lineage import steps_of
 from hybridagi_steps.stores.sql.tables import (
     DERIVED,
-    OF_USER,
     SOME,
     Connection,
     Tables,
@@ -36,8 +35,10 @@ from hybridagi_steps.stores.sql.where import (
     SOME_HIDDEN,
     Condition,
     Lines,
-    PlainValue,
+    OfMetadata,
     condition,
+    meeting,
+    whose_runs,
 )
 
 _ROWS_BY_ID = """SELECT id, row FROM agent_step
@@ -69,8 +70,6 @@ _RUNS_IF = """WITH found AS MATERIALIZED (
     SELECT v.run_id FROM found v GROUP BY v.run_id HAVING {}
     ORDER BY min(v.row) DESC LIMIT ? OFFSET ?"""
 """MATERIALIZED, since SQLite asks the view by no index where it groups what it reads."""
-_OWN_HISTORY = "count(v.scope) < count(*)"
-_IN_SCOPE = "max(CASE WHEN v.scope = ? THEN 1 ELSE 0 END) = 1"
 _KNOWN_RUN = "SELECT 1 FROM step_view WHERE namespace = ? AND run_id = ? LIMIT 1"
 _SCORE_RUN = """INSERT INTO run (namespace, run_id, score, feedback, checksum)
     VALUES (?, ?, ?, ?, ?) ON CONFLICT (namespace, run_id) DO UPDATE
@@ -89,14 +88,17 @@ class StepReading(Tables):
     """Names the runs of a namespace, the one begun last first; `:limit`, `:offset`."""
     _columns: Mapping[StepKey, str]
     """SQL of each step key for a row `k` of `step_view`."""
+    _of_metadata: OfMetadata
 
     @abstractmethod
     def _late_revoked(self, connection: Connection) -> list[str]:
         """Return the ids of steps that descend from revoked ones, and are not marked yet."""
 
     @abstractmethod
-    def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
-        """Return the conditions that metadata keys have values."""
+    def _metadata_of(
+        self, connection: Connection, those: Condition, key: str, *, lists: bool
+    ) -> Iterable[tuple[int, Any]]:
+        """Yield some rows with their text or number under a key of metadata, or their list."""
 
     def get(self, ids: Sequence[str], *, vectors: bool = False) -> list[AgentStep]:
         """Return the steps with these ids in the order asked."""
@@ -234,7 +236,7 @@ class StepReading(Tables):
 
         A run that began before these cannot come before one that began among them.
         """
-        whose, values = self._whose_runs(where)
+        whose, values = whose_runs(where)
         anyhow = where.model_copy(update={"scope": EVERY_SCOPE})
         some, asked = self._condition(connection, anyhow)
         newest, whom = _RUNS_OF.format("k.namespace = ? AND k.row >= ?"), list[str]()
@@ -267,19 +269,6 @@ class StepReading(Tables):
             return self._column(connection, _RUNS_IF.format("IS NOT NULL", whose), key, *page)
         every = {"namespace": key, "limit": limit, "offset": offset}
         return [run_id for (run_id,) in connection.execute(self._runs, every)]
-
-    def _whose_runs(self, where: StepFilter) -> Condition:
-        """Return what the steps of a run must be together, by user and scope."""
-        conditions, values = ["TRUE"], list[Any]()
-        if where.scope is None:
-            conditions.append(_OWN_HISTORY)
-        elif where.scope != EVERY_SCOPE:
-            conditions.append(_IN_SCOPE)
-            values.append(where.scope)
-        if where.users:
-            conditions.append(f"({' OR '.join([OF_USER] * len(where.users))})")
-            values += where.users
-        return " AND ".join(conditions), values
 
     def score_run(self, run_id: str, value: float, feedback: str | None) -> None:
         """Set a run's score."""
@@ -327,6 +316,13 @@ class StepReading(Tables):
         for each in where.excluded():
             gone, more = self._condition(connection, each)
             sql, values = f"{sql} AND NOT coalesce(({gone}), FALSE)", [*values, *more]
+        if either := [self._condition(connection, each) for each in where.alternatives()]:
+            sql = f"{sql} AND ({' OR '.join(f'({part})' for part, _ in either)})"
+            values += [value for _, more in either for value in more]
+        for key, operators in operators_asked(where.metadata).items():
+            lists, meets = "contains" in operators, meeting(operators)
+            found = self._metadata_of(connection, (sql, values), key, lists=lists)
+            sql, values = f"k.row {SOME}", [many({row for row, value in found if meets(value)})]
         return sql, values
 
     def _lines(self, connection: Connection) -> Lines:

@@ -9,21 +9,27 @@ lies, is the back-end's to say. Tests compare what it finds with a filter in pla
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from hybridagi_steps.records.agent_step import AgentStep
-from hybridagi_steps.records.filter_fields import KEY_FIELDS, StepKey
+from hybridagi_steps.records.filter_fields import (
+    KEY_FIELDS,
+    Operator,
+    Plain,
+    StepKey,
+    operators_asked,
+    values_asked,
+)
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.store_values import ABANDONED, REVOKED, UNREVOKED
-from hybridagi_steps.stores.sql.tables import is_storable, many
+from hybridagi_steps.stores.sql.tables import OF_USER, is_storable, many
 
 Condition = tuple[str, list[Any]]
 """SQL with its parameters."""
-PlainValue = str | int | float | bool | None
-"""A value that a filter compares with."""
-OfMetadata = Callable[[Mapping[str, PlainValue]], Iterable[Condition]]
-"""Makes the conditions that metadata keys have values, in few parameters however many they are."""
+OfMetadata = Callable[[Mapping[str, Sequence[Plain]]], Iterable[Condition]]
+"""Makes the conditions that metadata keys have one of some values, in few parameters."""
 
 _CALLS_OF_PROGRAM = """k.program_id IN (
     SELECT s.id FROM step_view c JOIN agent_step s ON s.row = c.row
@@ -47,6 +53,9 @@ _OF_SESSION = """k.row IN (SELECT value FROM json_each(?) UNION ALL
 _NOTHING: Condition = ("FALSE", [])
 _SCORE = """coalesce(k.score, (
     SELECT score FROM run r WHERE r.namespace = k.namespace AND r.run_id = k.run_id))"""
+
+_OWN_HISTORY = "count(v.scope) < count(*)"
+_IN_SCOPE = "max(CASE WHEN v.scope = ? THEN 1 ELSE 0 END) = 1"
 
 
 class Lines(NamedTuple):
@@ -88,7 +97,7 @@ def condition(
     """Return the WHERE clause for rows `k` of `step_view`, whose keys are these columns."""
     parts = list(_conditions(where, namespace, lines))
     parts += [_one_of(columns[key], values) for key, values in where.equalities()]
-    parts += of_metadata(where.metadata or {})
+    parts += of_metadata(values_asked(where.metadata))
     sql = " AND ".join(part for part, _ in parts)
     return sql, [value for _, values in parts for value in values]
 
@@ -158,6 +167,20 @@ def _one_of(column: str, values: Sequence[str | None]) -> Condition:
     return f"{column} IN (SELECT value FROM json_each(?))", [many(storable)]  # noqa: S608 - column is ours
 
 
+def whose_runs(where: StepFilter) -> Condition:
+    """Return what the steps of a run must be together, by user and scope."""
+    conditions, values = ["TRUE"], list[Any]()
+    if where.scope is None:
+        conditions.append(_OWN_HISTORY)
+    elif where.scope != EVERY_SCOPE:
+        conditions.append(_IN_SCOPE)
+        values.append(where.scope)
+    if where.users:
+        conditions.append(f"({' OR '.join([OF_USER] * len(where.users))})")
+        values += where.users
+    return " AND ".join(conditions), values
+
+
 ScalarKind = Literal["null", "true", "false", "number", "text", "other"]
 
 _CALL_TYPES = ("ProgramCall", "ProgramEnd")
@@ -179,6 +202,46 @@ def scalar_kind(value: object) -> tuple[ScalarKind, str | int | float | None]:
     if isinstance(value, float):
         return "number", value
     return ("text", value) if isinstance(value, str) else ("other", None)
+
+
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+    "contains": operator.contains,
+    "prefix": str.startswith,
+}
+
+
+def meeting(operators: Mapping[Operator, Plain]) -> Callable[[object], bool]:
+    """Return what tells, on every back-end, whether a value is as all of some operators want it."""
+    tests = [(name, *scalar_kind(bound)) for name, bound in operators.items()]
+
+    def meets(value: object) -> bool:
+        kind, own = scalar_kind(value)
+        for name, wanted, bound in tests:
+            if name == "contains" and isinstance(value, list):
+                met = (wanted, bound) in map(scalar_kind, value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            else:
+                comparable = kind == wanted and (name != "contains" or kind == "text")
+                met = comparable and _COMPARED[name](own, bound)
+            if not met:
+                return False
+        return True
+
+    return meets
+
+
+def has_metadata(metadata: Mapping[str, Any], where: StepFilter) -> bool:
+    """Whether metadata are as a filter wants them."""
+    return all(
+        key in metadata and scalar_kind(metadata[key]) in map(scalar_kind, values)
+        for key, values in values_asked(where.metadata).items()
+    ) and all(
+        key in metadata and meeting(operators)(metadata[key])
+        for key, operators in operators_asked(where.metadata).items()
+    )
 
 
 def program_called(step: AgentStep) -> str | None:

@@ -19,13 +19,11 @@ import orjson
 
 from hybridagi_steps.errors import DuplicateStepError, StorageError
 from hybridagi_steps.records.agent_step import AgentStep, id_text
-from hybridagi_steps.records.filter_fields import StepKey
-from hybridagi_steps.records.json_reading import as_object
+from hybridagi_steps.records.filter_fields import Plain, StepKey
 from hybridagi_steps.records.provenance import CHAT_FORMATS
 from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     BranchPosition,
-    RowMetadata,
     Rows,
     line_of,
 )
@@ -36,6 +34,7 @@ from hybridagi_steps.stores.sql.lineage import OPEN_END, TAKE_NUMBER, Row, row_c
 from hybridagi_steps.stores.sql.session_commits import session_state_query
 from hybridagi_steps.stores.sql.tables import (
     FORGET_NAMESPACE,
+    SOME,
     Connection,
     Tables,
     is_storable,
@@ -43,7 +42,7 @@ from hybridagi_steps.stores.sql.tables import (
     namespace_id,
     runs_of,
 )
-from hybridagi_steps.stores.sql.where import Condition, PlainValue, key_columns, scalar_kind
+from hybridagi_steps.stores.sql.where import Condition, key_columns, scalar_kind
 from hybridagi_steps.stores.sql.writing import NOWHERE, StepWriting
 from hybridagi_steps.stores.sqlite.database import Database
 from hybridagi_steps.stores.sqlite.in_memory import InMemoryDatabase
@@ -107,13 +106,13 @@ class SqliteTables(Tables):
 
 
 _METADATA = """EXISTS (
-    SELECT 1 FROM json_each(k.metadata) m WHERE m.key = ? AND """
+    SELECT 1 FROM json_each(k.metadata) m WHERE m.key = ? AND ({}))"""
 _KINDS = {
     "null": "m.type = 'null'",
     "true": "m.type = 'true'",
     "false": "m.type = 'false'",
-    "number": "m.type IN ('integer', 'real') AND m.atom = ?",
-    "text": "m.type = 'text' AND m.atom = ?",
+    "number": f"m.type IN ('integer', 'real') AND m.atom {SOME}",
+    "text": f"m.type = 'text' AND m.atom {SOME}",
 }
 
 SOURCE = f"""CASE WHEN json_type(k.metadata, '$.source.kind') = 'text' THEN coalesce(
@@ -134,29 +133,32 @@ _CALL_ID = """CASE WHEN k.step_type = 'ProgramCall'
 _COLUMNS = key_columns(_IN_BODY, source=SOURCE, call_id=_CALL_ID)
 
 
-_ROW_METADATA = """SELECT k.row, k.metadata FROM step_view k
-    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.metadata IS NOT NULL ORDER BY k.row"""
-
 _MOST_TERMS = 100
 """SQLite takes 1,000 nested conditions, and 32,766 parameters."""
 _ALL_OF_METADATA = """NOT EXISTS (SELECT 1 FROM json_each(?) w WHERE NOT EXISTS (
-    SELECT 1 FROM json_each(k.metadata) m WHERE m.key = w.value ->> 0 AND CASE w.value ->> 1
-        WHEN 'number' THEN m.type IN ('integer', 'real') AND m.atom = w.value ->> 2
-        WHEN 'text' THEN m.type = 'text' AND m.atom = w.value ->> 2
-        ELSE m.type = w.value ->> 1 END))"""
+    SELECT 1 FROM json_each(k.metadata) m JOIN json_each(w.value, '$[1]') v
+    WHERE m.key = w.value ->> 0 AND CASE v.value ->> 0
+        WHEN 'number' THEN m.type IN ('integer', 'real') AND m.atom = v.value ->> 1
+        WHEN 'text' THEN m.type = 'text' AND m.atom = v.value ->> 1
+        ELSE m.type = v.value ->> 0 END))"""
 
 
-def of_metadata(metadata: Mapping[str, PlainValue]) -> Iterator[Condition]:
+def of_metadata(metadata: Mapping[str, Sequence[Plain]]) -> Iterator[Condition]:
     """Yield the conditions that metadata keys have values: one a key, or one for many."""
-    asked = [(key, *scalar_kind(value)) for key, value in metadata.items()]
-    if not all(is_storable(text) for each in asked for text in each if isinstance(text, str)):
+    asked = [
+        (key, [each for each in map(scalar_kind, values) if is_storable(str(each[1]))])
+        for key, values in metadata.items()
+    ]
+    if not all(values and is_storable(key) for key, values in asked):
         yield "FALSE", []
     elif len(asked) > _MOST_TERMS:
         yield _ALL_OF_METADATA, [many(asked)]
     else:
-        for key, kind, comparable in asked:
-            sql = f"{_METADATA}{_KINDS[kind]})"
-            yield sql, [key] if comparable is None else [key, comparable]
+        for key, values in asked:
+            kinds = {name: [value for kind, value in values if kind == name] for name, _ in values}
+            sql = " OR ".join(_KINDS[kind] for kind in kinds)
+            compared = [many(each) for each in kinds.values() if each[0] is not None]
+            yield _METADATA.format(sql), [key, *compared]
 
 
 def keys_query(names: Sequence[StepKey]) -> str:
@@ -168,6 +170,10 @@ def keys_query(names: Sequence[StepKey]) -> str:
     lists = ", ".join(f"json_group_array({name})" for name in ("row", *names))
     return f"""SELECT {lists} FROM (SELECT {asked}
         FROM step_view k WHERE k.namespace = ? AND k.row > ? ORDER BY k.row LIMIT ?)"""  # noqa: S608 - columns are ours
+
+
+_COMPARABLE = """SELECT k.row, m.type, m.value FROM step_view k, json_each(k.metadata) m
+    WHERE {} AND m.key = ? AND m.type IN ('integer', 'real', 'text', ?)"""
 
 
 _NEXT_ROW = """max(coalesce((SELECT max(row) FROM agent_step), 0),
@@ -284,7 +290,7 @@ def _insert_few(steps: int) -> str:
 class SqliteSteps(SqliteTables, StepWriting):
     """What SQLite says about steps and messages in its own way."""
 
-    _runs = _RUNS
+    _runs, _of_metadata = _RUNS, staticmethod(of_metadata)
     _session_state = session_state_query("json_extract(a.body, '$.user_id')")
     _columns, _recalled = _COLUMNS, RECALLED
     _save_text, _packs_words, _add_message = _SAVE_TEXT, True, _INSERT_MESSAGE
@@ -311,15 +317,6 @@ class SqliteSteps(SqliteTables, StepWriting):
                 orjson.loads, connection.execute(keys_query(names), asked).fetchone()
             )
         return np.array(rows, np.int64), dict(zip(names, columns, strict=True))
-
-    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
-        """Return the steps in a range of rows with their metadata."""
-        with self._db.reading() as connection:
-            found = connection.execute(_ROW_METADATA, (self._namespace, after, through)).fetchall()
-        try:
-            return [(row, as_object(orjson.loads(text))) for row, text in found]
-        except ValueError as error:
-            raise damaged(f"metadata of the steps in rows {after} to {through}", error) from error
 
     def _append_one(self, step: AgentStep) -> int:
         step_id = id_text(step.id)
@@ -392,5 +389,10 @@ class SqliteSteps(SqliteTables, StepWriting):
         found = (*connection.execute(_BY_CHILDREN, values), *connection.execute(_IN_RUNS, values))
         return {row for (row,) in found}
 
-    def _of_metadata(self, metadata: Mapping[str, PlainValue]) -> Iterable[Condition]:
-        return of_metadata(metadata)
+    def _metadata_of(
+        self, connection: Connection, those: Condition, key: str, *, lists: bool
+    ) -> Iterable[tuple[int, Any]]:
+        if is_storable(key):
+            asked = [*those[1], key, "array" if lists else "text"]
+            for row, kind, value in connection.execute(_COMPARABLE.format(those[0]), asked):
+                yield row, orjson.loads(value) if kind == "array" else value

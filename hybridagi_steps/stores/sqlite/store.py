@@ -14,11 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from hybridagi_steps.errors import DamagedFileError
 from hybridagi_steps.protocols import Durability
+from hybridagi_steps.records.json_reading import as_object
+from hybridagi_steps.records.store_values import RowMetadata
 from hybridagi_steps.stores.address import IN_MEMORY
 from hybridagi_steps.stores.checked_tables import add_checksums
-from hybridagi_steps.stores.checksums import session_checksum
+from hybridagi_steps.stores.checksums import damaged, session_checksum
 from hybridagi_steps.stores.sql.admin import BRANCH_INVARIANTS, INVARIANTS, AdminTables
 from hybridagi_steps.stores.sql.copy_tables import CopyTables
 from hybridagi_steps.stores.sql.derived import StepLink
@@ -48,6 +52,8 @@ _INVARIANTS = {
     **BRANCH_INVARIANTS,
     **PROMPT_INVARIANTS,
 }
+_ROW_METADATA = """SELECT k.row, k.metadata FROM step_view k
+    WHERE k.namespace = ? AND k.row > ? AND k.row <= ? AND k.metadata IS NOT NULL ORDER BY k.row"""
 _OWED = "SELECT value FROM meta WHERE key = 'compaction_owed'"
 _NOTHING_OWED = "UPDATE meta SET value = 0 WHERE key = 'compaction_owed'"
 _WAL_RESET_FIXED = (3, 51, 3)
@@ -55,6 +61,15 @@ _WAL_RESET_FIXED = (3, 51, 3)
 
 class SqliteAdmin(SqliteSteps, AdminTables):
     """Implements `StepStore`; see protocols.py for the contract."""
+
+    def metadata_values(self, *, after: int, through: int) -> RowMetadata:
+        """Return the steps in a range of rows with their metadata."""
+        with self._db.reading() as connection:
+            found = connection.execute(_ROW_METADATA, (self._namespace, after, through)).fetchall()
+        try:
+            return [(row, as_object(orjson.loads(text))) for row, text in found]
+        except ValueError as error:
+            raise damaged(f"metadata of the steps in rows {after} to {through}", error) from error
 
     def compact(self) -> tuple[str, ...]:
         """Give space back. Nothing deleted is left in any file of this name."""
