@@ -22,8 +22,7 @@ from pydantic_core import PydanticSerializationError
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
 from hybridagi_steps.graph.nodes import reached
 from hybridagi_steps.planning.artifact_types import check_shape, clean_name
-from hybridagi_steps.planning.plan_fields import STEP_ID
-from hybridagi_steps.planning.plan_parser import read_plan, refusal, write_plan
+from hybridagi_steps.planning.plan_parser import STEP_ID, read_plan, refusal, write_plan
 
 T = TypeVar("T")
 
