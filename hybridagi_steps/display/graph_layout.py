@@ -1,25 +1,29 @@
-"""Where the nodes of a layered drawing stand, and the way that each edge takes.
+"""Layout of a layered drawing: where nodes stand, and the way that each edge takes.
 
-Each layer is moved, again and again, as near as it gets to its neighbours' means without anything
-touching: a weighted isotonic regression, solved exactly by pooling adjacent violators (Ayer et al.
-1955). Bends weigh more than nodes, so that long edges are straight. Nodes and labels own the whole
-height of their layer and edges bend between layers only, so nothing can lie on anything.
+After Sugiyama, Tagawa and Toda 1981, "Methods for visual understanding of hierarchical system
+structures": loops are opened by turning round the edges that close them, a node goes a layer below
+the lowest that leads to it, edges that span layers get a bend in each, and sweeps of barycentres
+lower the crossings. Then each layer is moved towards its neighbours' means, in order and without
+touching. Nodes and labels own the height of their layer and edges bend between layers only, so
+nothing can lie on anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
-
-from hybridagi_steps.display.graph_layers import Layers, layered
 
 BETWEEN, BESIDE, MARGIN = 15.0, 26.0, 10.0
 """Least distance of two layers, of two things in a layer, and of all to the border, in pixels."""
 PORT = 16.0
 """Distance of two edges at a node."""
-
-_PASSES = 40
+MOST_BESIDE = 8
+"""Most nodes in a layer, so that a drawing is not wider than a page by far."""
+_SWEEPS, _PASSES = 8, 40
+_Size = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Line:
 
     source: int
     target: int
-    label_size: tuple[float, float] | None = None
+    label_size: _Size | None = None
     """Width and height of its label."""
 
 
@@ -54,175 +58,193 @@ class Placed:
     ways: list[Way]
 
 
-def place(sizes: Sequence[tuple[float, float]], lines: Sequence[Line]) -> Placed:
-    """Return where nodes of some sizes go, and edges, none of which leads to its own node."""
-    layers = layered(len(sizes), [(line.source, line.target) for line in lines])
-    labels = _labelled(layers, lines)
-    count = sum(len(row) for row in layers.order)
-    extents = [*sizes, *[(0.0, 0.0)] * (count - len(sizes))]
-    for bend, size in labels.values():
-        extents[bend] = size
-    ports = _ports(layers)
-    x = _across(layers, extents, ports, len(sizes))
-    left = min((x[n] - extents[n][0] / 2 for n in range(count)), default=0.0) - MARGIN
-    right = max((x[n] + extents[n][0] / 2 for n in range(count)), default=0.0) + MARGIN
+def place(sizes: Sequence[_Size], lines: Sequence[Line]) -> Placed:
+    """Return where nodes of some sizes go, and edges, none of which leads to its own node.
+
+    Complexity: O(p e log e) in the passes and the edges with their bends.
+    """
+    turned = _closing(len(sizes), lines)
+    arcs = [
+        (e.target, e.source) if i in turned else (e.source, e.target) for i, e in enumerate(lines)
+    ]
+    # Nodes stand in even layers, labels in the odd ones between.
+    layer = [2 * depth for depth in _depths(len(sizes), arcs)]
+    chains: list[list[int]] = []
+    extents = list(sizes)
+    for index, (source, target) in enumerate(arcs):
+        bends = range(len(layer), len(layer) + layer[target] - layer[source] - 1)
+        layer += range(layer[source] + 1, layer[target])
+        extents += [(0.0, 0.0)] * len(bends)
+        if size := lines[index].label_size:  # next to its source
+            extents[bends[-1] if index in turned else bends[0]] = size
+        chains.append([source, *bends, target])
+    order = _ordered(layer, chains)
+    ports = _ports(order, chains)
+    x = _across(order, chains, extents, ports, len(sizes))
+    left = min((x[n] - extents[n][0] / 2 for n in range(len(x))), default=0.0) - MARGIN
+    right = max((x[n] + extents[n][0] / 2 for n in range(len(x))), default=0.0) + MARGIN
     x = [value - left for value in x]
-    rows = _down(layers, extents, x)
-    row_of = {node: rows[index] for index, row in enumerate(layers.order) for node in row}
-    frame = _Frame(x, extents, [row_of[node] for node in range(count)], ports)
-    ways = list[Way]()
-    for index, chain in enumerate(layers.chains):
-        points, up = frame.points(index, chain), index in layers.turned
-        label = frame.middle(labels[index][0]) if index in labels else None
-        ways.append(Way(points[::-1] if up else points, label, up))
-    bottom = max((bottom for _, bottom in rows), default=0.0) + MARGIN
-    return Placed(right - left, bottom, [frame.middle(n) for n in range(len(sizes))], ways)
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """Where everything stands, by its number."""
-
-    x: Sequence[float]
-    extents: Sequence[tuple[float, float]]
-    rows: Sequence[tuple[float, float]]
-    """Top and bottom of the layer that each one stands in."""
-    ports: Mapping[tuple[int, int, bool], float]
-
-    def middle(self, node: int) -> tuple[float, float]:
-        return self.x[node], sum(self.rows[node]) / 2
-
-    def points(self, index: int, chain: Sequence[int]) -> list[tuple[float, float]]:
-        """Return the points of an edge, top down."""
-        first, last = chain[0], chain[-1]
-        begins = self.x[first] + self.ports[index, first, True]
-        ends = self.x[last] + self.ports[index, last, False]
+    rows = _down(order, chains, extents, x)
+    middles = [(x[n], sum(rows[layer[n]]) / 2) for n in range(len(x))]
+    ways: list[Way] = []
+    for index, (first, *bends, last) in enumerate(chains):
+        begin, end = x[first] + ports[index, first], x[last] + ports[index, last]
         points = [
-            (begins, self.middle(first)[1] + self.extents[first][1] / 2),
-            (begins, self.rows[first][1]),
+            (begin, middles[first][1] + extents[first][1] / 2),
+            (begin, rows[layer[first]][1]),
         ]
-        for bend in chain[1:-1]:
-            top, bottom = self.rows[bend]
-            if bottom > top:  # a layer of nothing but bends need not be met at a point
-                points += [(self.x[bend], top), (self.x[bend], bottom)]
-        points += [
-            (ends, self.rows[last][0]),
-            (ends, self.middle(last)[1] - self.extents[last][1] / 2),
-        ]
-        return points
+        for bend in bends:
+            top, bottom = rows[layer[bend]]
+            points += [(x[bend], top), (x[bend], bottom)] if bottom > top else []
+        points += [(end, rows[layer[last]][0]), (end, middles[last][1] - extents[last][1] / 2)]
+        up = index in turned
+        label = middles[bends[-1] if up else bends[0]] if lines[index].label_size else None
+        ways.append(Way(points[::-1] if up else points, label, up))
+    height = max((bottom for _, bottom in rows), default=0.0) + MARGIN
+    return Placed(right - left, height, middles[: len(sizes)], ways)
 
 
-def _labelled(layers: Layers, lines: Sequence[Line]) -> dict[int, tuple[int, tuple[float, float]]]:
-    """Return for each edge with a label the bend that carries it: the one next to its source."""
+def _closing(count: int, lines: Sequence[Line]) -> set[int]:
+    """Return the edges that close a loop in a depth-first walk."""
+    leaving: list[list[int]] = [[] for _ in range(count)]
+    for index, line in enumerate(lines):
+        leaving[line.source].append(index)
+    targets = {line.target for line in lines}
+    closing, state = set[int](), [0] * count  # 0 not met, 1 on the way, 2 left behind
+    for root in sorted(range(count), key=lambda node: node in targets):
+        path = [] if state[root] else [(root, iter(leaving[root]))]
+        state[root] = state[root] or 1
+        while path:
+            node, ahead = path[-1]
+            if (index := next(ahead, None)) is None:
+                state[node] = 2
+                path.pop()
+            elif state[target := lines[index].target] == 1:
+                closing.add(index)
+            elif not state[target]:
+                state[target] = 1
+                path.append((target, iter(leaving[target])))
+    return closing
+
+
+def _depths(count: int, arcs: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the layer of each node: below all that lead to it, where there is room.
+
+    A greedy form of Coffman and Graham 1972, "Optimal scheduling for two-processor systems".
+    Nodes that nothing leads to stand just above what follows; those without any edge come last.
+    """
+    before: list[list[int]] = [[] for _ in range(count)]
+    after: list[list[int]] = [[] for _ in range(count)]
+    for source, target in arcs:
+        before[target].append(source)
+        after[source].append(target)
+    depth = [0] * count
+    for node in TopologicalSorter(dict(enumerate(before))).static_order():
+        depth[node] = max((depth[other] + 1 for other in before[node]), default=0)
+    for node in range(count):
+        if after[node] and not before[node]:
+            depth[node] = min(depth[target] for target in after[node]) - 1
+    beside = Counter[int]()
+    for node in sorted(range(count), key=lambda n: (not (before[n] or after[n]), depth[n])):
+        alone = max(beside, default=0) if not after[node] else depth[node]
+        level = max((depth[other] + 1 for other in before[node]), default=alone)
+        while beside[level] >= MOST_BESIDE:
+            level += 1
+        depth[node] = level
+        beside[level] += 1
+    return depth
+
+
+def _ordered(layer: Sequence[int], chains: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return what stands in each layer, left to right: branches apart, then by barycentres."""
+    above, below = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for chain in chains:
+        for upper, lower in pairwise(chain):
+            above[lower].append(upper)
+            below[upper].append(lower)
+    order: list[list[int]] = [[] for _ in range(max(layer, default=-1) + 1)]
+    met: set[int] = set()
+    for root in sorted(range(len(layer)), key=layer.__getitem__):
+        waiting = [root]
+        while waiting:
+            if (node := waiting.pop()) not in met:
+                met.add(node)
+                order[layer[node]].append(node)
+                waiting += reversed(below[node])
+    for sweep in range(_SWEEPS):
+        up = sweep % 2
+        for fixed, row in pairwise(order[::-1] if up else order):
+            place = {node: float(index) for index, node in enumerate(fixed)}
+            here = {node: float(index) for index, node in enumerate(row)}
+            for node in row:
+                if near := [place[other] for other in (below if up else above)[node]]:
+                    here[node] = sum(near) / len(near)
+            row.sort(key=here.__getitem__)
+    return order
+
+
+def _ports(
+    order: Sequence[Sequence[int]], chains: Sequence[Sequence[int]]
+) -> dict[tuple[int, int], float]:
+    """Return how far from a node's middle each edge meets it, by edge and node."""
+    place = {node: index for row in order for index, node in enumerate(row)}
+    ends = defaultdict[tuple[int, bool], list[tuple[int, int]]](list)
+    for index, chain in enumerate(chains):
+        ends[chain[0], True].append((place[chain[1]], index))
+        ends[chain[-1], False].append((place[chain[-2]], index))
     return {
-        index: (chain[-2] if index in layers.turned else chain[1], size)
-        for index, chain in enumerate(layers.chains)
-        if (size := lines[index].label_size) is not None
-    }
-
-
-def _ports(layers: Layers) -> dict[tuple[int, int, bool], float]:
-    """Return how far from a node's middle each edge meets it, by edge, node and whether below."""
-    place = {node: index for row in layers.order for index, node in enumerate(row)}
-    met: dict[tuple[int, bool], list[tuple[int, int]]] = {}
-    for index, chain in enumerate(layers.chains):
-        met.setdefault((chain[0], True), []).append((place[chain[1]], index))
-        met.setdefault((chain[-1], False), []).append((place[chain[-2]], index))
-    return {
-        (index, node, below): (rank - (len(ends) - 1) / 2) * PORT
-        for (node, below), ends in met.items()
-        for rank, (_, index) in enumerate(sorted(ends))
+        (index, node): (rank - (len(met) - 1) / 2) * PORT
+        for (node, _), met in ends.items()
+        for rank, (_, index) in enumerate(sorted(met))
     }
 
 
 def _across(
-    layers: Layers,
-    extents: Sequence[tuple[float, float]],
-    ports: Mapping[tuple[int, int, bool], float],
+    order: Sequence[Sequence[int]],
+    chains: Sequence[Sequence[int]],
+    extents: Sequence[_Size],
+    ports: dict[tuple[int, int], float],
     nodes: int,
 ) -> list[float]:
-    """Return the middle of everything, from left to right."""
+    """Return the middle of everything; bends weigh more, so that long edges are straight."""
     x = [0.0] * len(extents)
-    above: list[list[tuple[int, float, float]]] = [[] for _ in extents]
-    below: list[list[tuple[int, float, float]]] = [[] for _ in extents]
-    for index, chain in enumerate(layers.chains):
+    near = defaultdict[int, list[tuple[int, float, float]]](list)
+    for index, chain in enumerate(chains):
         for upper, lower in pairwise(chain):
-            shift = ports.get((index, upper, True), 0.0) - ports.get((index, lower, False), 0.0)
+            shift = ports.get((index, upper), 0.0) - ports.get((index, lower), 0.0)
             weight = 1.0 + 2.0 * (upper >= nodes) + 2.0 * (lower >= nodes)
-            above[lower].append((upper, shift, weight))
-            below[upper].append((lower, -shift, weight))
-    for row in layers.order:
-        _settle(row, x, extents, [(0.0, 1.0)] * len(row))
-    runs = _runs(layers, nodes)
+            near[lower].append((upper, shift, weight))
+            near[upper].append((lower, -shift, weight))
     for step in range(_PASSES):
-        late = step > _PASSES // 2
-        for row in layers.order if step % 2 == 0 else layers.order[::-1]:
-            wishes = list[tuple[float, float]]()
+        for row in order if step % 2 == 0 else order[::-1]:
+            wishes: list[tuple[float, float]] = []
             for node in row:
-                near = above[node] if step % 2 == 0 else below[node]
-                near = [*above[node], *below[node]] if late or not near else near
-                weight = sum(w for _, _, w in near)
-                wish = sum((x[n] + s) * w for n, s, w in near) / weight if near else x[node]
-                wishes.append((wish, weight or 0.1))
+                weight = sum(w for _, _, w in near[node])
+                total = sum((x[n] + s) * w for n, s, w in near[node])
+                wishes.append((total / weight if weight else x[node], weight or 0.1))
             _settle(row, x, extents, wishes)
-        if late:
-            _straighten(layers, x, extents, runs)
-    # Lines that press on each other agree bit by bit: projections on two convex sets in turn.
-    for _ in range(_PASSES):
-        _straighten(layers, x, extents, runs)
     return x
-
-
-def _runs(layers: Layers, count: int) -> list[list[int]]:
-    """Return what should stand in one line: the bends of an edge, and nodes with one way on."""
-    out, into = [0] * count, [0] * count
-    for chain in layers.chains:
-        out[chain[0]] += 1
-        into[chain[-1]] += 1
-    run_of = {node: [node] for row in layers.order for node in row}
-    for chain in layers.chains:
-        single = out[chain[0]] == 1 and into[chain[-1]] == 1
-        line = chain if single else chain[1:-1]
-        for upper, lower in pairwise(line):
-            if run_of[upper] is not run_of[lower]:
-                run_of[upper] += run_of[lower]
-                run_of.update(dict.fromkeys(run_of[lower], run_of[upper]))
-    return list({id(run): run for run in run_of.values() if len(run) > 1}.values())
-
-
-def _straighten(
-    layers: Layers,
-    x: list[float],
-    extents: Sequence[tuple[float, float]],
-    runs: Sequence[Sequence[int]],
-) -> None:
-    """Move each run towards the mean of its places."""
-    wish, weight = list(x), [1.0] * len(x)
-    for run in runs:
-        mean = sum(x[node] for node in run) / len(run)
-        for node in run:
-            wish[node], weight[node] = mean, float(len(run))
-    for row in layers.order:
-        _settle(row, x, extents, [(wish[node], weight[node]) for node in row])
 
 
 def _settle(
     row: Sequence[int],
     x: list[float],
-    extents: Sequence[tuple[float, float]],
+    extents: Sequence[_Size],
     wishes: Iterable[tuple[float, float]],
 ) -> None:
-    """Move a layer as near to its wishes as it gets, everything apart and in order."""
-    offsets, offset = list[float](), 0.0
-    for index, node in enumerate(row):
-        if index:
-            left, right = extents[row[index - 1]][0], extents[node][0]
-            # Lines need less room between them than boxes do.
-            bare = (not left) + (not right)
-            offset += (left + right) / 2 + BESIDE * (1 - bare / 4)
-        offsets.append(offset)
-    blocks = list[tuple[float, float, int]]()  # mean, weight, how many
-    for (wish, weight), offset in zip(wishes, offsets, strict=True):
+    """Move a layer as near to its wishes as it gets, in order and apart.
+
+    A weighted isotonic regression by pooling adjacent violators (Ayer et al. 1955).
+    """
+    offsets = [0.0]
+    for before, node in pairwise(row):
+        left, right = extents[before][0], extents[node][0]
+        # Lines need less room between them than boxes do.
+        offsets.append(
+            offsets[-1] + (left + right) / 2 + BESIDE * (1 - ((not left) + (not right)) / 4)
+        )
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for (wish, weight), offset in zip(wishes, offsets, strict=False):
         block = (wish - offset, weight, 1)
         while blocks and blocks[-1][0] > block[0]:
             mean, heavy, many = blocks.pop()
@@ -230,24 +252,26 @@ def _settle(
             block = ((mean * heavy + block[0] * block[1]) / total, total, many + block[2])
         blocks.append(block)
     means = (mean for mean, _, many in blocks for _ in range(many))
-    for node, mean, offset in zip(row, means, offsets, strict=True):
+    for node, mean, offset in zip(row, means, offsets, strict=False):
         x[node] = mean + offset
 
 
 def _down(
-    layers: Layers, extents: Sequence[tuple[float, float]], x: Sequence[float]
+    order: Sequence[Sequence[int]],
+    chains: Sequence[Sequence[int]],
+    extents: Sequence[_Size],
+    x: Sequence[float],
 ) -> list[tuple[float, float]]:
     """Return top and bottom of each layer; edges that go far to the side get more room to."""
-    leans = [0.0] * len(layers.order)
-    row_of = {node: index for index, row in enumerate(layers.order) for node in row}
-    for chain in layers.chains:
+    above = defaultdict[int, float](float)
+    for chain in chains:
         for upper, lower in pairwise(chain):
-            lean = abs(x[upper] - x[lower])
-            leans[row_of[lower]] = max(leans[row_of[lower]], lean)
-    rows, top = list[tuple[float, float]](), MARGIN
-    for index, row in enumerate(layers.order):
-        height = max((extents[node][1] for node in row), default=0.0)
-        top += (BETWEEN + min(leans[index] * 0.08, 40.0)) if index else 0.0
-        rows.append((top, top + height))
-        top += height
+            above[lower] = max(above[lower], abs(x[upper] - x[lower]))
+    rows: list[tuple[float, float]] = []
+    top = MARGIN
+    for row in order:
+        lean = max((above[node] for node in row), default=0.0)
+        top += BETWEEN + min(lean * 0.08, 40.0) if rows else 0.0
+        rows.append((top, top + max((extents[node][1] for node in row), default=0.0)))
+        top = rows[-1][1]
     return rows

@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from hybridagi_steps.display.graph import graph_svg
+from hybridagi_steps.display.mermaid import graph_mermaid
 from hybridagi_steps.errors import (
     InvalidProgramError,
     ProgramError,
@@ -244,6 +245,10 @@ class GraphProgram:
             print(self)
         else:
             import_module("IPython.display").display(self)
+
+    def to_mermaid(self) -> str:
+        """Return the program as a Mermaid flowchart."""
+        return graph_mermaid(*nodes_and_edges(self))
 
     def _repr_html_(self) -> str:
         """Return the drawing: what a notebook shows; it loads nothing and runs no script."""

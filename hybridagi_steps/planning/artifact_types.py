@@ -1,36 +1,36 @@
-r"""Artifacts as a plan names them: how they are written, and the shapes it may demand of them.
+r"""Artifacts of a plan: lists of them as text, and the shapes that they must have.
 
-A shape is JSON data that a person and a small model can both write: a kind (`"text"`, `"integer"`
-…), a pattern (`"/\d+/"`), an object of shapes (`{"host": "text"}`) or a list of one shape
-(`["text"]`); as text it is JSON that needs no quotes (`{host: [text]}`). Pydantic does the
-checking, so patterns run on its engine, which takes linear time whatever a model wrote. Where
-artifacts are kept, and which step makes them, is no concern of this module.
+A shape is JSON data that a person and a small model can both write: a type (`"string"`,
+`"integer"` …), a pattern (`"/\d+/"`), an object of shapes (`{"host": "string"}`) or a list of one
+shape (`["string"]`). Pydantic does the checking, so patterns run on its engine, which takes linear
+time whatever a model wrote. Where artifacts are stored is no concern of this module.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, create_model
 from pydantic import ValidationError as PydanticError
 from pydantic_core import SchemaError
 
-KINDS: dict[str, Any] = {
-    "text": Annotated[str, StringConstraints(min_length=1)],
+TYPES: dict[str, Any] = {
+    "string": Annotated[str, StringConstraints(min_length=1)],
     "number": float | int,
     "integer": int,
     "boolean": bool,
-    "list": list[Any],
+    "array": list[Any],
     "object": dict[str, Any],
     "any": Any,
 }
-"""The kinds of values by name. `text` is never empty: a step that hands on nothing has failed."""
+"""Types by name. `string` is never empty: a step that hands on nothing has failed."""
 
 ALIASES = {
-    "str": "text",
-    "string": "text",
+    "str": "string",
+    "text": "string",
     "int": "integer",
     "float": "number",
     "num": "number",
@@ -38,56 +38,31 @@ ALIASES = {
     "dict": "object",
     "json": "object",
     "mapping": "object",
-    "array": "list",
+    "list": "array",
 }
-"""What other languages call the kinds; upper and lower case are the same."""
+"""Other names that models were seen to write; upper and lower case are the same."""
 
 MAX_DEPTH = 16
-_TOO_DEEP = f"a shape may be {MAX_DEPTH} levels deep at most"
-BRACKETS = ("[", "{")
-"""What the text of a list or an object begins with."""
-
+_PATTERN = re.compile(r"/((?:[^/\\\n]|\\[^\n])+)/")
+_STRICT = ConfigDict(strict=True, extra="allow")
+NOTHING = re.compile(
+    r"(?:none|n/?a|null|nil|empty|nothing|not applicable|[-–—]+)\.?"
+    r"(?:\s+(?:required|needed|yet|\([^()]*\)|[-–—].*))?",
+    re.IGNORECASE,
+)
+_BULLET = re.compile(r"\A(?:[-*+•]|\d{1,4}[.)])\s+")
+_STRING = r'"(?:[^"\\\n]|\\[^\n])*"'
+_ITEM = re.compile(rf"\s*({_STRING}|(?:[^,;(]|\([^()]*\)|\()+?)(?=[,;]|$)")
+_ARTIFACT = re.compile(
+    rf"(?P<name>{_STRING}|[^\s\"]\S*?)(?P<mark>\s{{0,9}}:(?:\s|$)|\s{{1,9}}[-–—]\s|\s{{1,9}}\()"
+)
+_DASH = re.compile(r"\s*[-–—]\s+")
+_SHAPE = re.compile(
+    r"/(?:[^/\\\n]|\\[^\n])+/(?=\s*$|\s+[-–—(])"
+    r"|[A-Za-z]{2,12}(?:\s?\[[^\n]{0,200}\]|\s+of\s+\w+)?(?=\s*$|\s+[-–—]\s|\s*[,;(])"
+)
 _BRACKETS = {"[]", "()", "{}", "<>"}
 _MARKS = "*`\"'"
-_DASHED = re.compile(r"\s[-–—]\s")
-STRING = r'"(?:[^"\\\n]|\\[^\n])*"'
-"""A text in quotes, as a pattern."""
-_QUOTED = re.compile(rf"(?P<name>{STRING})")
-_DASH = re.compile(r"\s*[-–—]\s+")
-_NAMED = r"(?:\s{0,9}:(?:\s|$)|\s{1,9}[-–—]\s|\s{1,9}\()"
-_ARTIFACT = re.compile(rf"(?P<name>\S+?){_NAMED}")
-DESCRIBED = re.compile(rf"(?:{STRING}|\S+?){_NAMED}")
-"""How an artifact begins about which something is said."""
-_MOST_SHOWN = 100
-_GENERIC = re.compile(r"(list|array|dict|mapping)\s*\[([^\n]*)\]", re.IGNORECASE)
-_LIST_OF = re.compile(r"(?:list|array)\s+of\s+([^\n]+)", re.IGNORECASE)
-_PATTERN = re.compile(r"/((?:[^/\\\n]|\\[^\n])+)/")
-_WORDS = "|".join([*KINDS, *ALIASES])
-_LEADING_KIND = re.compile(
-    rf"(?:(?:list|array|dict|mapping)\s?\[[^\n]{{0,200}}\]|(?:list|array)\s+of\s+\w+|{_WORDS})"
-    r"(?=\s*$|\s+[-–—]\s|\s*[,;(])",
-    re.IGNORECASE,
-)
-_LEADING_PATTERN = re.compile(_PATTERN.pattern + r"(?=\s*$|\s+[-–—(])")
-_STRICT = ConfigDict(strict=True, extra="allow")
-_TOKEN = re.compile(
-    r"\s*(?:"
-    r"(?P<dropped>(?:list|array)\s*(?=\[)|,(?=\s*\}))"
-    r"|(?P<mark>[\[\]{},:])"
-    r"|(?P<text>\"(?:[^\"\\\n]|\\[^\n])*\"|'[^'\\\n]*'|/(?:[^/\\\n]|\\[^\n])+/"
-    r"|(?:dict|mapping)\s*\[[^\[\]\n]*\]|\w[^\[\]{},:\"'/\n]*)"
-    r")",
-    re.IGNORECASE,
-)
-"""What a shape is written of: JSON's marks, and texts that need no quotes."""
-
-
-class Artifact(NamedTuple):
-    """One entry of a list of artifacts."""
-
-    name: object
-    shape: object
-    note: object
 
 
 def shape_problem(shape: object, value: object) -> str | None:
@@ -98,7 +73,7 @@ def shape_problem(shape: object, value: object) -> str | None:
     if shape is None:
         return None
     try:
-        _adapter(_in_own_words(shape)).validate_python(value)
+        _adapter(_normalized(shape)).validate_python(value)
     except PydanticError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)
         return "; ".join(f"{_place(fault['loc'])}{fault['msg']}" for fault in faults)
@@ -106,38 +81,22 @@ def shape_problem(shape: object, value: object) -> str | None:
 
 
 def check_shape(shape: object) -> Any:
-    """Return the shape in the words of this module, once it is known to be one."""
+    """Return a shape with the types' own names, once it is known to be one."""
     if shape is None:
         return None
-    known = _in_own_words(shape)
-    _adapter(known)
-    return known
+    normalized = _normalized(shape)
+    _adapter(normalized)
+    return normalized
 
 
-def named_shape(text: str, depth: int = 0) -> Any:
-    """Return the shape that a text such as `str`, `list[int]` or `{"n": integer}` means, else None.
-
-    A list of something unknown is a list.
-    """
-    if text.strip()[:1] in BRACKETS:
-        try:
-            return _in_own_words(text)
-        except ValueError:
-            return None
-    word = text.strip().lower()
-    word = ALIASES.get(word, word)
-    if word in KINDS:
-        return word
-    if (generic := _GENERIC.fullmatch(word)) is not None:
-        if ALIASES.get(generic[1], generic[1]) == "object":
-            return "object"
-        inner = generic[2]
-    elif (many := _LIST_OF.fullmatch(word)) is not None:
-        inner = many[1].removesuffix("s")
-    else:
+def type_named(word: str) -> str | None:
+    """Return the type that a word such as `Integer`, `str` or `list[int]` names, else None."""
+    found = re.match(r"\s*(\w{1,20})(\s+of\s|\s*\[|\s*$)", word)
+    name = found[1].lower() if found else ""
+    name = ALIASES.get(name, name)
+    if found is None or (found[2].strip() and name not in {"array", "object"}):
         return None
-    shape = named_shape(inner, depth + 1) if depth < MAX_DEPTH // 2 else None
-    return "list" if shape is None else [shape]
+    return name if name in TYPES else None
 
 
 def clean_name(value: object) -> Any:
@@ -151,7 +110,7 @@ def clean_name(value: object) -> Any:
 
 
 def _inside(name: str) -> str | None:
-    """Return what stands inside the marks around a whole name, None when there are none."""
+    """Return the text inside the marks around a whole name, None when there are none."""
     mark = name[:1]
     if mark + name[-1:] in _BRACKETS:
         inner = name[1:-1].strip()
@@ -163,123 +122,27 @@ def _inside(name: str) -> str | None:
     return name[wraps:-wraps].strip() if inner.strip() and mark not in inner else None
 
 
-def read_name(item: str) -> str:
-    """Return a name without what is put around and behind it."""
-    item = item.strip()
-    if (found := _QUOTED.fullmatch(item)) is not None:
-        try:
-            return str(json.loads(found[0], strict=False))
-        except ValueError:
-            return found[0][1:-1]
-    if item.endswith(")"):
-        item = item.partition(" (")[0]
-    return clean_name(_DASHED.split(item, maxsplit=1)[0])
-
-
-def read_artifact(item: str) -> Artifact:
-    """Return one artifact from `name`, `name: shape`, `name (note)` or `name: shape - note`."""
-    found = _QUOTED.match(item) or _ARTIFACT.match(item)
-    if found is None:
-        return Artifact(read_name(item), None, "")
-    name, rest = read_name(item[: found.end("name")]), item[found.end("name") :].strip()
-    if rest.startswith(":"):
-        shape, rest = _leading_shape(rest[1:].strip())
-        return Artifact(name, shape, _note(rest))
-    note = _note(rest)
-    if rest.startswith("(") and (shape := named_shape(note)) is not None:
-        return Artifact(name, shape, "")
-    return Artifact(name, None, note)
-
-
-def _note(rest: str) -> str:
-    rest = rest.strip()
-    if (dash := _DASH.match(rest)) is not None:
-        return rest[dash.end() :]
-    if rest.startswith("(") and rest.endswith(")"):
-        return rest[1:-1]
-    return rest.lstrip(",; ")
-
-
-def _leading_shape(text: str) -> tuple[Any, str]:
-    """Return the shape at the beginning of a text, None where there is none, and what follows it.
-
-    What begins with a bracket and is no shape is returned as one, for `check_shape` to refuse.
-    """
-    if text[:1] in BRACKETS:
-        try:
-            shape, end = _bracketed(text)
-        except ValueError:
-            return text, ""
-        return shape, text[end:]
-    if (pattern := _LEADING_PATTERN.match(text)) is not None:
-        return pattern[0], text[pattern.end() :]
-    # What it is a list of stays as the note where it is no kind.
-    many = _LIST_OF.match(text) is not None
-    if (kind := _LEADING_KIND.match(text)) is not None:
-        shape = named_shape(kind[0])
-        return shape, text if many and shape == "list" else text[kind.end() :]
-    return ("list" if many else None), text
-
-
-def _bracketed(text: str) -> tuple[Any, int]:
-    """Return what stands in the brackets that a text begins with, as JSON data, and its end."""
-    written: list[str] = []
-    depth = end = 0
-    while (found := _TOKEN.match(text, end)) is not None:
-        end, mark = found.end(), found["mark"]
-        if found["text"]:
-            written.append(json.dumps(_unquoted(found["text"])))
-        elif mark:
-            written.append(mark)
-            depth += (mark in "[{") - (mark in "]}")
-        if depth == 0:
-            break
-        if depth > MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-    try:
-        return json.loads("".join(written)), end
-    except ValueError as error:
-        raise _no_shape(text[:_MOST_SHOWN]) from error
-
-
-def _unquoted(text: str) -> str:
-    if text[:1] not in ('"', "'"):
-        return text.strip()
-    try:
-        return json.loads(text, strict=False)
-    except ValueError:  # single quotes, or a pattern whose backslashes stand alone
-        return text[1:-1]
-
-
-def _in_own_words(shape: Any, depth: int = 0) -> Any:
-    """Return a shape with its aliases and texts translated: only KINDS and patterns stay."""
+def _normalized(shape: Any, depth: int = 0) -> Any:
+    """Return a shape with the types' own names."""
     if depth > MAX_DEPTH:
-        raise ValueError(_TOO_DEEP)
+        raise ValueError(f"a shape may be {MAX_DEPTH} levels deep at most")
     if isinstance(shape, str):
-        return _text_in_own_words(shape, depth)
+        named = shape if _PATTERN.fullmatch(shape) else type_named(shape)
+        if named is not None:
+            return named
     if isinstance(shape, list) and len(shape) == 1:  # pyright: ignore[reportUnknownArgumentType]
-        return [_in_own_words(shape[0], depth + 1)]
+        return [_normalized(shape[0], depth + 1)]
     if isinstance(shape, dict):
         fields = cast("dict[str, Any]", shape)
-        return {name: _in_own_words(inner, depth + 1) for name, inner in fields.items()}
-    raise _no_shape(cast("object", shape))
-
-
-def _text_in_own_words(text: str, depth: int) -> Any:
-    if _PATTERN.fullmatch(text) is not None:
-        return text
-    if text.strip()[:1] in BRACKETS:
-        shape, end = _bracketed(text)
-        if text[end:].strip():
-            raise _no_shape(text[:_MOST_SHOWN])
-        return _in_own_words(shape, depth)
-    if (shape := named_shape(text)) is None:
-        raise _no_shape(text[:_MOST_SHOWN])
-    return shape
+        return {name: _normalized(inner, depth + 1) for name, inner in fields.items()}
+    raise ValueError(
+        f'not a shape: {cast("object", shape)!r:.100}. Use {", ".join(TYPES)}, "/pattern/", '
+        '{"field": shape} or [shape], in JSON.'
+    )
 
 
 def _adapter(shape: object) -> TypeAdapter[Any]:
-    """Return what checks a shape that is in this module's words."""
+    """Return what checks a shape whose types have their own names."""
     kind = _as_type(shape)
     # A model brings its own configuration and refuses another.
     config = None if isinstance(kind, type(BaseModel)) else ConfigDict(strict=True)
@@ -299,19 +162,132 @@ def _as_type(shape: Any) -> Any:
             for number, (name, inner) in enumerate(cast("dict[str, Any]", shape).items())
         }
         return create_model("object", __config__=_STRICT, **fields)
-    if shape in KINDS:
-        return KINDS[shape]
+    if shape in TYPES:
+        return TYPES[shape]
     # \A and \z: the whole text has to match, so that `/\d+/` does not accept "about 3".
     pattern = shape[1:-1].replace("\\/", "/")
     return Annotated[str, StringConstraints(pattern=rf"\A(?:{pattern})\z")]
 
 
-def _no_shape(found: object) -> ValueError:
-    return ValueError(
-        f'not a shape: {found!r}. Use {", ".join(KINDS)}, "/pattern/", {{"field": shape}} or '
-        "[shape]."
-    )
-
-
 def _place(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location) + ": " if location else ""
+
+
+# Lists of names and artifacts, as people and models write them
+
+
+def read_names(value: object) -> object:
+    """Return the names in a list, however it is written; what is no list stays as it is."""
+    if isinstance(value, str):
+        return [
+            _name(item).removeprefix("./") if item[0] != '"' else _name(item)
+            for item in _items(value)
+        ]
+    if isinstance(value, list):
+        return [str(item) if isinstance(item, int) else item for item in cast("list[Any]", value)]
+    return value
+
+
+def _name(item: str) -> str:
+    """Return a name without what is put around and behind it."""
+    if item.startswith('"') and item.endswith('"') and len(item) > 1:
+        try:
+            return str(json.loads(item, strict=False))
+        except ValueError:
+            return item[1:-1]
+    return clean_name(re.split(r"\s[-–—(]", item, maxsplit=1)[0])
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines inside the brackets of a list, up to a blank one that prose follows."""
+    lines: list[str] = []
+    for line in _unbracketed(text).split("\n"):
+        bullet = _BULLET.match(line.strip())
+        if lines and lines[-1] == "" and any(lines) and not bullet and line.strip():
+            break
+        lines.append(line.strip())
+    return lines
+
+
+def _unbracketed(text: str) -> str:
+    text = text.strip()
+    return text[1:-1] if text[:1] + text[-1:] in {"[]", "()"} else text
+
+
+def _items(text: str) -> list[str]:
+    """Return the items of a list in whatever way it is written, `none` and the like left out."""
+    lines = [_unbracketed(_BULLET.sub("", line, count=1)) for line in _lines(text)]
+    items = [match[1].rstrip() for line in lines for match in _ITEM.finditer(line)]
+    return [item for item in items if item and NOTHING.fullmatch(item) is None]
+
+
+def read_artifacts(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return artifacts, shapes and notes of names, `name: shape` texts, objects or a mapping."""
+    value, plain = step.get("artifacts"), "shapes" in step or "notes" in step
+    if isinstance(value, str):
+        value = [item for line in _lines(value) for item in _artifact_items(line)]
+    elif isinstance(value, dict):
+        value = [{"name": name, "shape": shape} for name, shape in cast("Any", value).items()]
+    if not isinstance(value, list):
+        return {}
+    names: list[Any] = []
+    shapes, notes = step.get("shapes", {}), step.get("notes", {})
+    for item in cast("list[Any]", value):
+        name, shape, note = _artifact(item, plain=plain)
+        names.append(name)
+        if shape is not None and isinstance(shapes, dict):
+            shapes = {**cast("Any", shapes), name: shape}
+        if note and isinstance(notes, dict):
+            notes = {**cast("Any", notes), name: note}
+    return {"artifacts": names, "shapes": cast("Any", shapes), "notes": cast("Any", notes)}
+
+
+def _artifact_items(line: str) -> list[str]:
+    """Return the artifacts of a line: one where it says more of it than a list could."""
+    item = _BULLET.sub("", line, count=1)
+    if (item != line and _ARTIFACT.match(item)) or re.search(r":\s*(?:\w{0,9}\[|[{/])", item):
+        return [item]
+    return _items(line)
+
+
+def _artifact(item: Any, *, plain: bool) -> tuple[Any, Any, Any]:
+    """Return name, shape and note; a `plain` text is a name and nothing else."""
+    if isinstance(item, dict) and isinstance(name := cast("Any", item).get("name"), str):
+        entry = cast("dict[str, Any]", item)
+        return name, entry.get("shape"), entry.get("note") or entry.get("description")
+    if plain or not isinstance(item, str):
+        return cast("Any", item), None, ""
+    match = _ARTIFACT.match(item)
+    if match is None:
+        return _name(item), None, ""
+    name, rest = _name(match["name"]), item[match.end() :].strip()
+    if ":" in match["mark"]:
+        return (name, *_shape_and_note(rest))
+    if "(" in match["mark"]:
+        rest = rest.removesuffix(")")
+        shape = type_named(rest)
+        return name, shape, "" if shape else rest
+    return name, None, rest
+
+
+def _shape_and_note(text: str) -> tuple[Any, str]:
+    """Return the shape at the beginning of a text, None where there is none, and the note.
+
+    What begins with a bracket and is no JSON is returned as a shape, to be refused as one.
+    """
+    if text[:1] in ("{", "["):
+        try:
+            shape, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return text, ""
+        return shape, _note(text[end:])
+    match = _SHAPE.match(text)
+    shape = match and (match[0] if text[0] == "/" else type_named(match[0]))
+    return (shape, _note(text[match.end() :])) if match and shape else (None, text)
+
+
+def _note(text: str) -> str:
+    text = text.strip()
+    if dash := _DASH.match(text):
+        return text[dash.end() :]
+    return text[1:-1] if text[:1] + text[-1:] == "()" else text.lstrip(",; ")

@@ -1,35 +1,22 @@
-"""Comparison: what a plan's calls take, beside the same answers in one conversation, by price.
+"""Comparison: the tokens of a plan's calls, beside the same answers in one conversation.
 
-Tokens are counted raw, and weighted by what a provider's prompt cache charges: what stood at the
-beginning of an earlier prompt is read at a discount, what is written to the cache may cost more,
-and beginnings below a minimum are not kept. Fresh small prompts save tokens and lose money where
-the rival's growing conversation is cached, so no figure stands alone. Calls count one after the
-other: steps that begin at once each write what they share.
-
-Before any step is begun it is an estimate. The prompts are made as they will be, of the files as
-they are now; what models and tools will say is taken to be as long as in the tasks that ship with
-the library. The files that prompts begin with are chosen here, too, since that is known at the same
-moment and for the same reason.
+Tokens are counted raw, and those among them that a provider's prompt cache can have read before:
+what stood at the beginning of an earlier prompt. Fresh small prompts save tokens, while one growing
+conversation is cached, so no figure stands alone. Calls count one after the other. The files that
+prompts begin with are chosen here, too, since a cache is their reason.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from dspy.clients.model_metadata import model_info
 from pydantic import BaseModel, ConfigDict
 
-from hybridagi_steps.errors import WorkspaceError
 from hybridagi_steps.planning.executor import StepExecutor
 from hybridagi_steps.planning.plan import Plan
-from hybridagi_steps.planning.step_prompts import (
-    CACHE_MINIMUM,
-    make_brief,
-    shared_files,
-    shared_text,
-)
+from hybridagi_steps.planning.step_prompts import shared_files, shared_text
 from hybridagi_steps.planning.usage import PLANNING, LMCall
 from hybridagi_steps.protocols import TokenCounter
 from hybridagi_steps.token_counters import MessageCounter, is_estimate
@@ -38,73 +25,26 @@ from hybridagi_steps.workspace.workspace import Workspace
 LAST = 6
 """Messages that the rival with the last messages keeps, beside instructions and requirement."""
 
-TURNS = 2
-"""Answers of the model for a step, the one that ends it included."""
-_ANSWER_TOKENS, _RESULT_TOKENS, _ARTIFACT_TOKENS = 170, 50, 30
-"""Medians of the six tasks, rounded."""
-_WORD = "word "
-"""About one token with every counter."""
-
-
-class PriceTable(NamedTuple):
-    """What a token costs by how a provider's prompt cache treats it."""
-
-    name: str
-    read: float = 1.0
-    """A token of a prompt that is read from the cache."""
-    write: float = 1.0
-    """One that is written to it."""
-    minimum: int = 0
-    """The shortest beginning of a prompt that is kept."""
-    fresh: float = 1.0
-    """A token of a prompt beside the cache."""
-    answer: float = 1.0
-    """One that is generated."""
-
-
-PRICE_TABLES = (
-    PriceTable("none"),
-    PriceTable("0.5x", 0.5),
-    PriceTable("0.25x", 0.25),
-    PriceTable("0.1x", 0.1),
-    PriceTable("0.1x, writes 1.25x, from 1,024", 0.1, 1.25, CACHE_MINIMUM),
-)
-"""No cache, and caches as providers have them, in tokens of a prompt."""
-
-
-class Priced(BaseModel):
-    """What the same answers cost by one price table."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    ours: float
-    """As the plan was run, planning included."""
-    full_history: float
-    """In one conversation."""
-
-    @property
-    def saving(self) -> float | None:
-        """Share of the full history's cost that was saved; negative when it would cost less."""
-        return 1 - self.ours / self.full_history if self.full_history else None
-
 
 class Comparison(BaseModel):
     """Tokens of one plan with three kinds of context, answers included."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    kind: str = "replay"
-    """How it was counted: `replay`, the same answers with other prompts, or `estimate`."""
     calls: int
     """Calls that were compared."""
     ours: int
     """Tokens as the plan was run, planning included."""
+    ours_cached: int
+    """Of these, tokens of prompts that stood at the beginning of an earlier one."""
     planning: int
     """Of these, tokens of planning."""
     tool_schemas: int
     """Of these, tokens of the tools' schemas, which every call sends."""
     full_history: int
     """Tokens if every call had seen all that was said before it."""
+    full_history_cached: int
+    """Of these, tokens of prompts that stood at the beginning of an earlier one."""
     last_messages: int
     """Tokens if every call had seen the last messages only."""
     last: int = LAST
@@ -113,10 +53,6 @@ class Comparison(BaseModel):
     """The tokenizer of all counts."""
     estimated: bool
     """Whether it estimates."""
-    priced: dict[str, Priced] = {}
-    """Tokens weighted by each of `PRICE_TABLES`, by its name."""
-    money: Priced | None = None
-    """US dollars, where DSPy knows the model's prices."""
 
     @property
     def saving(self) -> float | None:
@@ -127,14 +63,10 @@ class Comparison(BaseModel):
         """The figures in a line."""
         share = "-" if self.saving is None else f"{100 * self.saving:.0f} %"
         return (
-            f"{self.ours:,} tokens; full history {self.full_history:,}, last {self.last} "
-            f"{self.last_messages:,}; saving {share} ({self.kind}, {self.counter})"
+            f"{self.ours:,} tokens, {self.ours_cached:,} cached; full history "
+            f"{self.full_history:,}, {self.full_history_cached:,} cached; last {self.last} "
+            f"{self.last_messages:,}; saving {share} ({self.counter})"
         )
-
-    @property
-    def dearer(self) -> list[str]:
-        """Names of the price tables by which the full history would cost less."""
-        return [name for name, each in self.priced.items() if (each.saving or 0.0) < 0]
 
 
 def compare(
@@ -151,23 +83,18 @@ def compare(
     full, recent = _with_history(working, count, last)
     aside = [count.prompt(call, call.messages) for call in other]
     planned = [count.prompt(call, call.messages) for call in listed if call.part == PLANNING]
-
-    def priced(table: PriceTable) -> Priced:
-        return Priced(ours=_price(ours, table), full_history=_price([*full, *aside], table))
-
-    money = _money(listed)
     return Comparison(
         calls=len(listed),
         ours=sum(each.tokens for each in ours),
+        ours_cached=_cached(ours),
         planning=sum(each.tokens for each in planned),
         tool_schemas=sum(count.tools(call) for call in listed),
         full_history=sum(each.tokens for each in (*full, *aside)),
+        full_history_cached=_cached([*full, *aside]),
         last_messages=sum(each.tokens for each in (*recent, *aside)),
         last=last,
         counter=counter.counter_id,
         estimated=is_estimate(counter),
-        priced={table.name: priced(table) for table in PRICE_TABLES},
-        money=money and priced(money),
     )
 
 
@@ -183,43 +110,18 @@ class _Prompt(NamedTuple):
         return sum(tokens for _, tokens in self.parts) + self.answer
 
 
-def _price(prompts: Sequence[_Prompt], table: PriceTable) -> float:
-    """Return what calls cost one after the other, whichever beginnings it pays to keep."""
-    return min(_price_of(prompts, table, kept) for kept in (2, None))
-
-
-def _price_of(prompts: Sequence[_Prompt], table: PriceTable, kept: int | None) -> float:
-    """Return what calls cost when the first `kept` parts of each prompt are kept, or all."""
+def _cached(prompts: Sequence[_Prompt]) -> int:
+    """Return how many tokens stood at the beginning of an earlier prompt."""
     known: set[int] = set()
-    total = 0.0
-    for parts, answer in prompts:
-        beginning, length, read, written = 0, 0, 0, 0
-        for number, (key, tokens) in enumerate(parts):
+    total = 0
+    for prompt in prompts:
+        beginning, length, cached = 0, 0, 0
+        for key, tokens in prompt.parts:
             beginning, length = hash((beginning, key)), length + tokens
-            if beginning in known:
-                read = length
-            elif length >= table.minimum and (kept is None or number < kept):
-                known.add(beginning)
-                written = length - read
-        fresh = length - read - written
-        total += table.read * read + table.write * written + table.fresh * fresh
-        total += table.answer * answer
+            cached = length if beginning in known else cached
+            known.add(beginning)
+        total += cached
     return total
-
-
-def _money(calls: Sequence[LMCall]) -> PriceTable | None:
-    """Return the prices of the model, if all calls were priced and asked the same one."""
-    models = {call.model_name for call in calls}
-    if not calls or len(models) > 1 or any(call.cost is None for call in calls):
-        return None
-    provider, _, model = str(calls[0].model_name).partition("/")
-    prices = model_info(provider, model)
-    fresh, answer = prices.get("input_cost_per_token"), prices.get("output_cost_per_token")
-    if fresh is None or answer is None:
-        return None
-    read = prices.get("cache_read_input_token_cost", fresh)
-    write = prices.get("cache_creation_input_token_cost", fresh)
-    return PriceTable("dollars", read, write, CACHE_MINIMUM, fresh, answer)
 
 
 def _with_history(
@@ -296,38 +198,3 @@ def files_to_share(
     missing = executor.cache_minimum - sum(map(executor.counter.count, known))
     named = [path for step in plan.steps for path in dict.fromkeys(step.files)]
     return shared_files(named, workspace, executor.counter, missing)
-
-
-def estimated(
-    executor: StepExecutor,
-    requirement: str,
-    plan: Plan,
-    workspace: Workspace | None,
-    *,
-    shared: Mapping[str, str],
-    spent: Sequence[LMCall] = (),
-) -> Comparison:
-    """Return what a plan will cost; `spent` are calls that were made for it already."""
-    system = "\n\n".join([executor.work.signature.instructions, shared_text(requirement, shared)])
-    schemas, calls = executor.schemas(workspace), list(spent)
-    for step in plan.steps:
-        makers = (plan.step(name) for name in step.dependencies)
-        seen = {f"{m.id}.{n}": _WORD * _ARTIFACT_TOKENS for m in makers for n in m.artifacts}
-        try:
-            brief = make_brief(step, seen, workspace, counter=executor.counter, shared=shared)
-        except WorkspaceError:  # a step before it makes the file, or it will fail
-            unread = step.model_copy(update={"files": []})
-            brief = make_brief(unread, seen, workspace, counter=executor.counter)
-        messages = [_message("system", system), _message("user", brief.text)]
-        for _ in range(TURNS):
-            answer = _message("assistant", _WORD * _ANSWER_TOKENS)
-            call = LMCall(part=step.id, messages=messages, tools=schemas, answer=answer)
-            call.fresh, call.files = brief.rest, {**shared, **brief.files}
-            calls.append(call)
-            messages = [*messages, answer, _message("tool", _WORD * _RESULT_TOKENS)]
-    order = [step.id for step in plan.steps]
-    return compare(calls, order, executor.counter).model_copy(update={"kind": "estimate"})
-
-
-def _message(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": content}

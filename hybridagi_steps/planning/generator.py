@@ -52,8 +52,8 @@ DESCRIPTION: how to get there
 FILES: files it must see, relative to the workspace, or none
 DEPENDENCIES: ids of steps that must come before, or none
 NEEDS: artifacts of theirs that it must see, if not all
-ARTIFACTS: name: shape - note; or none. A shape is text, number, integer, boolean, list, object,
-  any, /pattern/, ["text"] or {"field": "text"}
+ARTIFACTS: name: shape - note; or none. A shape is string, number, integer, boolean, array,
+  object, any, /pattern/, ["string"] or {"field": "string"}
 END_PLAN"""
 
 

@@ -21,7 +21,6 @@ from anyio.from_thread import start_blocking_portal
 from anyio.to_thread import run_sync
 
 from hybridagi_steps.errors import InvalidSettingError
-from hybridagi_steps.planning.comparison import Comparison, estimated, files_to_share
 from hybridagi_steps.planning.example_tasks import FINISH_TOOL
 from hybridagi_steps.planning.executor import StepExecutor, refuse_same_names
 from hybridagi_steps.planning.generator import PlanGenerator
@@ -223,28 +222,6 @@ class Orchestrator:
             return settings.planner(
                 requirements=requirements, files=files, tools=settings.tool_names
             )
-
-    def estimate(self, requirements: str | None = None, *, plan: Plan | str) -> Comparison:
-        """Say what a plan will cost beside one conversation, and ask no model.
-
-        Every run begins with it: `PlanResult.estimate`, and a warning in the log when by some price
-        table (`Comparison.dearer`) the conversation would cost less.
-
-        Raises:
-            PlanParseError: The plan's text cannot be read.
-            InvalidSettingError: Steps are not carried out by a `StepExecutor`.
-        """
-        _check_given(requirements, plan, None)
-        executor, workspace = self.settings.step_executor, self.settings.workspace
-        if executor is None:
-            raise InvalidSettingError(
-                "only the prompts of a StepExecutor are known beforehand; another executor does "
-                "the steps of this orchestrator."
-            )
-        parsed = Plan.parse(plan) if isinstance(plan, str) else plan
-        wanted = (requirements or parsed.description or parsed.name).strip()
-        shared = files_to_share(executor, wanted, parsed, workspace)
-        return estimated(executor, wanted, parsed, workspace, shared=shared)
 
     def as_tool(self, name: str, description: str) -> dspy.Tool:
         """Return a `dspy.Tool` that takes a requirement, plans and carries it out, and reports.

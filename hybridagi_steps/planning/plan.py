@@ -22,8 +22,7 @@ from pydantic_core import PydanticSerializationError
 from hybridagi_steps.errors import InvalidPlanError, PlanParseError
 from hybridagi_steps.graph.nodes import reached
 from hybridagi_steps.planning.artifact_types import check_shape, clean_name
-from hybridagi_steps.planning.plan_fields import STEP_ID
-from hybridagi_steps.planning.plan_parser import read_plan, refusal, write_plan
+from hybridagi_steps.planning.plan_parser import STEP_ID, read_plan, refusal, write_plan
 
 T = TypeVar("T")
 
@@ -219,6 +218,13 @@ class Plan(BaseModel):
         waits_for = {step.id: step.dependencies for step in self.steps}
         return set(reached(waits_for.get(step_id, ()), lambda name: waits_for.get(name, ())))
 
+    def to_mermaid(self) -> str:
+        """Return the steps and what they wait for as a Mermaid flowchart."""
+        from hybridagi_steps.display.mermaid import graph_mermaid
+
+        nodes = [{"id": s.id, "label": s.title, "kind": s.type.value} for s in self.steps]
+        return graph_mermaid(nodes, _edges(self.steps))
+
     def __str__(self) -> str:
         """The plan's text form."""
         return self.to_text()
@@ -303,14 +309,11 @@ def drawn(steps: Sequence[PlanStep], nodes: list[dict[str, Any]], most: int) -> 
     """Return the graph of steps that are drawn as these nodes; nothing of none."""
     from hybridagi_steps.display.graph import graph_svg
 
-    known = {step.id for step in steps}
-    edges = [
-        {"source": before, "target": step.id}
-        for step in steps
-        for before in step.dependencies
-        if before in known
-    ]
-    return graph_svg(nodes, edges, limit=most) if nodes else ""
+    return graph_svg(nodes, _edges(steps), limit=most) if nodes else ""
+
+
+def _edges(steps: Sequence[PlanStep]) -> list[dict[str, str]]:
+    return [{"source": name, "target": step.id} for step in steps for name in step.dependencies]
 
 
 def file_problem(path: str) -> str | None:

@@ -8,7 +8,6 @@ made, and how a step is carried out, is no concern of this module.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +20,7 @@ from anyio.to_thread import run_sync
 from dspy.utils.exceptions import LMError
 
 from hybridagi_steps.errors import LimitReachedError, PlanError, StepsError, WorkspaceError
-from hybridagi_steps.planning.comparison import estimated, files_to_share
+from hybridagi_steps.planning.comparison import files_to_share
 from hybridagi_steps.planning.generator import ORCHESTRATOR, new_steps
 from hybridagi_steps.planning.plan import Plan, PlanStep
 from hybridagi_steps.planning.queued_steps import Resuming
@@ -48,7 +47,6 @@ from hybridagi_steps.running.stopping import own_cancellation
 _PATIENCE_SECONDS = 30.0
 """How long a queue may take to note that a run has ended."""
 _AFTER_FAILURE = "What to do now that steps have failed and nothing else can run"
-_log = logging.getLogger(__name__)
 _FINAL = {
     "succeeded": StepEventType.RUN_COMPLETED,
     "failed": StepEventType.RUN_FAILED,
@@ -159,26 +157,11 @@ class PlanRun:
             self._schedule = Schedule(plan)
         schedule = self._schedule
         self._results = {step.id: StepResult(step) for step in schedule.plan.steps}
-        if self._settings.step_executor is not None:
-            await run_sync(self._look_ahead, schedule.plan)
+        if (executor := self._settings.step_executor) is not None:
+            about = executor, self._run.requirement, schedule.plan, self._settings.workspace
+            self._run.shared = await run_sync(files_to_share, *about)
         self._run.events.planned(schedule.plan, self._statuses())
         await self._work_off(schedule)
-
-    def _look_ahead(self, plan: Plan) -> None:
-        """Choose what all steps begin with, and say so if the plan will cost more than it saves."""
-        about = self._settings.step_executor, self._run.requirement, plan, self._settings.workspace
-        shared = self._run.shared = files_to_share(*about)
-        estimate = estimated(*about, shared=shared, spent=self._run.ledger.calls)
-        self._result.estimate = estimate
-        if estimate.dearer:
-            _log.warning(
-                "plan: one conversation would cost less than these %d steps by the price tables "
-                "%s (estimated: %s)",
-                len(plan.steps),
-                "; ".join(estimate.dearer),
-                estimate,
-            )
-        self._run.events.tell(StepEventType.STEP_DELTA, estimate=estimate.model_dump())
 
     async def _planned(self) -> Plan:
         workspace = self._settings.workspace

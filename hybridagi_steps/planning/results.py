@@ -112,8 +112,6 @@ class PlanResult:
     """Wall time."""
     replans: int = 0
     """How often the plan was changed after a failure."""
-    estimate: Comparison | None = None
-    """What it was estimated to cost before the first step, where prompts are known beforehand."""
     snapshot: str | None = None
     """The state of the workspace before the plan, for `workspace.rollback`."""
     rolled_back: bool = False

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hybridagi_steps.planning.comparison import LAST, PRICE_TABLES, compare
+from hybridagi_steps.planning.comparison import LAST, compare
 from hybridagi_steps.planning.example_tasks import Task, replaying_lm, tasks
 from hybridagi_steps.planning.orchestrator import Orchestrator
 from hybridagi_steps.planning.plan import Plan, PlanStep
@@ -29,7 +29,10 @@ CLAIMED_SAVING = 0.93
 """What street-race's description of its StepExecutor claims, about 4 k instead of 56 k tokens; it
 was never measured there."""
 
-_COUNTS = ("full_history", "last_messages", "ours", "planning", "tool_schemas")
+_COUNTS = (
+    *("full_history", "full_history_cached", "last_messages"),
+    *("ours", "ours_cached", "planning", "tool_schemas"),
+)
 _PARALLEL_STEPS, _PARALLEL_SECONDS, _AT_ONCE = 8, 1.0, 4
 
 
@@ -77,8 +80,6 @@ def _task(task: Task, counter: str, last: int) -> dict[str, Any]:
     return {
         **compared.model_dump(),
         "saving": compared.saving,
-        "savings": {name: each.saving for name, each in compared.priced.items()},
-        "estimated_saving": None if result.estimate is None else result.estimate.saving,
         "answers": task.replay_kind,
         "steps": len(result.steps),
         "succeeded": result.success,
@@ -118,16 +119,18 @@ def _parallel() -> float:
 def _tables(result: dict[str, Any]) -> list[Table]:
     about = "about " if result["estimated"] else ""
     found: dict[str, dict[str, Any]] = result["tasks"]
-    claimed = ["(claimed by street-race)", *["-"] * 6, _percent(result["claimed_saving"])]
+    claimed = ["(claimed by street-race)", *["-"] * 8, _percent(result["claimed_saving"])]
     spent = Table(
         f"{about}tokens of a whole plan, by context (replay)",
         [
             "task",
-            "full history",
+            "history",
+            "cached",
             f"last {result['last']}",
             "ours",
-            "planning",
-            "tool schemas",
+            "cached",
+            "plan",
+            "tools",
             "done",
             "saving",
         ],
@@ -140,6 +143,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             "done: the plan succeeded and the acceptance test, run on the workspace, passed.",
             f"Counted by {result['counter']}; answers written by hand, the same for all contexts.",
             "full: the whole history. planning, tools (their schemas): what they take of ours.",
+            "cached: stood at the beginning of an earlier prompt; answers never are.",
             "The full history needs no plan and passes nothing on twice.",
             "What street-race claims has never been measured; it stands here to compare with.",
         ),
@@ -152,29 +156,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             ["s for 8 steps of 1 s, 4 at once", number(result["parallel_seconds"], 2), "2.50"],
         ],
     )
-    return [spent, _prices(found), own]
-
-
-def _prices(found: dict[str, dict[str, Any]]) -> Table:
-    """Return what is saved by each price table, and in money where the model has prices."""
-    names = [table.name for table in PRICE_TABLES]
-    priced = [task["priced"] for task in found.values()]
-    whole = [
-        1
-        - sum(each[name]["ours"] for each in priced)
-        / sum(each[name]["full_history"] for each in priced)
-        for name in names
-    ]
-    rows = [[name, *map(_percent, task["savings"].values())] for name, task in found.items()]
-    return Table(
-        "saved against the full history, by what a provider's cache charges",
-        ["task", *names],
-        [*rows, ["all", *map(_percent, whole)]],
-        (
-            "none: no cache, raw tokens. 0.1x: a token read from the cache costs a tenth.",
-            "Calls count one after the other; answers count as one token each.",
-        ),
-    )
+    return [spent, own]
 
 
 def _row(name: str, task: dict[str, Any]) -> list[str]:

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from hybridagi_steps.display.graph import graph_svg, shown, text_width, wrapped
 from hybridagi_steps.display.graph_layout import BESIDE, Line, place
+from hybridagi_steps.display.mermaid import graph_mermaid
+from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.programs import Action, Decision, GraphProgram, Program
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -247,6 +249,27 @@ class TestHostileText:
     def test_what_a_file_or_an_eye_cannot_hold_is_replaced(self) -> None:
         assert shown("a\x00b\ud800c\u202ed\u2028e\n") == "a\ufffdb\ufffdc\ufffdd e "
         assert shown("a\nb", lines=True) == "a\nb"
+
+
+class TestMermaid:
+    def test_a_program_is_a_flowchart(self) -> None:
+        lines = sample().to_mermaid().splitlines()
+        assert lines[0] == "flowchart TD"
+        assert {'    n0(["start"])', '    n2{{"d"}}', '    n3["a"]', '    n4[["p"]]'} <= set(lines)
+        assert {"    n0 --> n2", '    n2 -->|"YES"| n3', '    n2 -->|"WAIT"| n2'} <= set(lines)
+
+    def test_a_plan_is_a_flowchart(self) -> None:
+        plan = Plan.parse("STEP: a\nGOAL: g\nSTEP: b\nGOAL: g\nDEPENDENCIES: a, c", check=False)
+        assert plan.to_mermaid() == 'flowchart TD\n    n0["a"]\n    n1["b"]\n    n0 --> n1\n'
+
+    @pytest.mark.parametrize("text", [*CANARIES, 'a"] --> b["', "`code` **bold**", "x\ny", "#35;"])
+    def test_text_stays_text(self, text: str) -> None:
+        drawn = graph_mermaid([{"id": text}], [{"source": text, "target": text, "label": text}])
+        head, node, edge = drawn.splitlines()
+        assert head == "flowchart TD"
+        assert set(node.removeprefix('    n0["').removesuffix('"]')).isdisjoint('"<>[]{}()`&*|\n')
+        assert edge.count('"') == 2
+        assert edge.startswith('    n0 -->|"')
 
 
 class TestText:

@@ -86,7 +86,7 @@ def test_a_step_is_told_what_it_needs_and_nothing_else(workspace: Workspace) -> 
     for part in ("The list is sorted.", "By author.", "book 99", "German"):
         assert told.count(part) == 1
     assert '{"books": 100}' in told
-    assert '- order: ["text"] (titles)' in told
+    assert '- order: ["string"] (titles)' in told
     assert "secret" not in told
     assert request.system == f"{INSTRUCTIONS}\n\n# Requirement\nSort the books."
     assert len(request.messages) == 1

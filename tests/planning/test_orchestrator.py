@@ -80,7 +80,6 @@ def test_a_task_is_done_and_passes_its_acceptance_test(
     assert result.plan is not None
     assert [step.id for step in result.steps] == [step.id for step in task.plan().steps]
     compared = result.comparison
-    assert compared.kind == "replay"
     assert 0 < compared.planning < compared.ours < compared.last_messages < compared.full_history
     assert compared.saving is not None
     assert 0.2 < compared.saving < 0.9

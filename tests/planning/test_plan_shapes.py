@@ -1,4 +1,4 @@
-"""Shapes in a plan's text: as the documentation writes them, quoted or not, and never dropped."""
+"""Shapes in a plan's text: as the documentation writes them, and never dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from hybridagi_steps.errors import PlanParseError
 from hybridagi_steps.planning.orchestrator import Orchestrator
-from hybridagi_steps.planning.plan import Plan, PlanStep
+from hybridagi_steps.planning.plan import Plan
 from hybridagi_steps.planning.worker import Finished, Work
 from hybridagi_steps.workspace.workspace import Workspace
 
@@ -20,30 +20,19 @@ def plan_with(shape: str) -> Plan:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("[integer]", ["integer"]),
-        ("[int]", ["integer"]),
-        ("[Text]", ["text"]),
-        ("[[integer]]", [["integer"]]),
-        ("[list of text]", [["text"]]),
         ('["integer"]', ["integer"]),
-        ('{"n": integer}', {"n": "integer"}),
-        ("{n: integer}", {"n": "integer"}),
-        ("{'n': 'integer'}", {"n": "integer"}),
-        ('{"n": "integer",}', {"n": "integer"}),
-        ('{"Host": text, "port": integer}', {"Host": "text", "port": "integer"}),
-        ('{"a": [integer]}', {"a": ["integer"]}),
-        ('{"a": list[int]}', {"a": ["integer"]}),
-        ('{"a": list[list[int]]}', {"a": [["integer"]]}),
-        ('{"a": dict[str, int]}', {"a": "object"}),
-        ('{"a": {"b": integer}}', {"a": {"b": "integer"}}),
-        ('[{"a": integer}]', [{"a": "integer"}]),
-        ("[/a+/]", ["/a+/"]),
-        (r'{"a": /\d{2,3}/, "b": text}', {"a": r"/\d{2,3}/", "b": "text"}),
-        (r'["/\d+/"]', [r"/\d+/"]),
+        ('["int"]', ["integer"]),
+        ('["Text"]', ["string"]),
+        ('[["integer"]]', [["integer"]]),
+        ('{"Host": "text", "port": "integer"}', {"Host": "string", "port": "integer"}),
+        ('{"a": ["list[int]"]}', {"a": ["array"]}),
+        ('[{"a": "dict[str, int]"}]', [{"a": "object"}]),
+        (r'["/\\d+/"]', [r"/\d+/"]),
+        (r"/\d{2,3}/", r"/\d{2,3}/"),
         ("{}", {}),
     ],
 )
-def test_a_shape_is_read_with_and_without_quotes(written: str, meant: Any) -> None:
+def test_a_shape_is_json_of_types_and_patterns(written: str, meant: Any) -> None:
     for text in (written, f"{written} - what it is"):
         step = plan_with(text).steps[0]
         assert (step.artifacts, step.shapes) == (["v"], {"v": meant})
@@ -52,50 +41,46 @@ def test_a_shape_is_read_with_and_without_quotes(written: str, meant: Any) -> No
     assert again.steps[0].shapes == {"v": meant}
 
 
-@pytest.mark.parametrize("lists", ["v: [integer], w: text", "- v: [integer]\n- w: text"])
-def test_shapes_stand_in_lists_of_any_form(lists: str) -> None:
-    plan = Plan.parse(f"PLAN: p\nSTEP: a\nGOAL: g\nARTIFACTS: {lists}")
-    assert plan.steps[0].shapes == {"v": ["integer"], "w": "text"}
+def test_each_shape_of_a_list_has_a_line() -> None:
+    plan = Plan.parse('PLAN: p\nSTEP: a\nGOAL: g\nARTIFACTS:\n- v: ["integer"]\n- w: text')
+    assert plan.steps[0].shapes == {"v": ["integer"], "w": "string"}
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "text"),
     [
-        ("[integr]", "'integr'"),
-        ('{"a": integr}', "'integr'"),
-        ("[a short report]", "'a short report'"),
-        ("{a, b}", "not a shape"),
+        ("[integer]", "in JSON"),
+        ("{n: integer}", "in JSON"),
+        ('["integr"]', "'integr'"),
+        ('{"a": "integr"}', "'integr'"),
+        ("[a short report]", "a short report"),
         ("[integer", "not a shape"),
         ("[]", "not a shape"),
-        ("[integer, text]", "not a shape"),
-        ("[" * 30 + "integer" + "]" * 30, "levels deep"),
+        ('["integer", "text"]', "not a shape"),
+        ("[" * 30 + '"integer"' + "]" * 30, "levels deep"),
+        ("[" * 90_000, "not a shape"),
     ],
 )
-def test_what_looks_like_a_shape_and_is_none_is_named(written: str, told: str) -> None:
+def test_what_looks_like_a_shape_and_is_none_is_named(written: str, text: str) -> None:
     with pytest.raises(PlanParseError) as caught:
         plan_with(written)
     assert (caught.value.line, caught.value.field) == (4, "ARTIFACTS")
     assert "artifact v: " in str(caught.value)
-    assert told in str(caught.value)
+    assert text in str(caught.value)
 
 
-def test_a_word_that_is_no_kind_stays_a_note() -> None:
+def test_a_word_that_is_no_type_stays_a_note() -> None:
     step = plan_with("the ids [integer]").steps[0]
     assert (step.shapes, step.notes) == ({}, {"v": "the ids [integer]"})
 
 
-@pytest.mark.parametrize("written", ['"[integer]"', '["int"]', '["integer"]', '"list[int]"'])
+@pytest.mark.parametrize("written", ['["int"]', '["integer"]'])
 def test_json_plans_hold_shapes_in_the_same_forms(written: str) -> None:
     text = '{"steps": [{"id": "a", "goal": "g", "artifacts": {"v": %s}}]}' % written  # noqa: UP031 - it is full of braces
     assert Plan.parse(text).steps[0].shapes == {"v": ["integer"]}
 
 
-def test_a_step_made_in_python_may_write_them_so_too() -> None:
-    step = PlanStep(id="a", goal="g", artifacts=["v"], shapes={"v": '{"n": [int]}'})
-    assert step.shapes == {"v": {"n": ["integer"]}}
-
-
-@pytest.mark.parametrize("shape", ["[integer]", '{"n": integer}', '["integer"]'])
+@pytest.mark.parametrize("shape", ['{"n": "integer"}', '["integer"]'])
 def test_what_steps_hand_on_is_held_against_it(shape: str) -> None:
     async def execute(work: Work, workspace: Workspace | None) -> Finished:
         return Finished(artifacts={"v": "not at all"})

@@ -185,7 +185,7 @@ def test_artifacts_carry_shapes_and_notes() -> None:
     )
     assert step.artifacts == ["findings", "config", "version", "rows", "report.md"]
     assert step.shapes == {
-        "config": {"host": "text", "port": "integer"},
+        "config": {"host": "string", "port": "integer"},
         "version": r"/\d+\.\d+/",
         "rows": "number",
     }
@@ -266,7 +266,7 @@ def test_json_is_read_bare_fenced_and_with_other_names() -> None:
     assert plan.steps[0].type is PlanStepType.ANALYZE
     assert plan.steps[0].files == ["a.py", "b.py"]
     assert plan.steps[0].artifacts == ["code", "conf"]
-    assert plan.steps[0].shapes == {"conf": {"host": "text"}}
+    assert plan.steps[0].shapes == {"conf": {"host": "string"}}
     for text in (
         f"Sure:\n```json\n{bare}\n```\nDone.",
         f"The plan [draft]:\n{bare}\nDone.",
@@ -323,7 +323,7 @@ names = st.one_of(
 ).map(clean_name)
 paths = st.text(max_size=12).filter(lambda path: path.strip() != "")
 ids = st.from_regex(r"\w[\w.\-]{0,8}", fullmatch=True)
-kinds = st.sampled_from(["text", "integer", "list", "any", r"/\d+, (a|b)\/c/", "/ - /"])
+kinds = st.sampled_from(["string", "integer", "array", "any", r"/\d+, (a|b)\/c/", "/ - /"])
 shapes = st.recursive(
     kinds,
     lambda inner: st.one_of(
