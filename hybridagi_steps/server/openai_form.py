@@ -298,7 +298,7 @@ class Reading:
             self.ending = event["data"]
             self.completed = frame.kind.value in ("run_completed", "run_paused")
             if frame.kind.value == "run_paused":
-                self.answer = _waiting_text(self.ending.get("waiting", []))
+                self.answer = _waiting_text(event["data"].get("waiting", []))
                 return self._add("", self.answer)
         delta: str = event.get("delta", {}).get("content", "")
         if frame.step_id is not None and frame.step_id != self._lacks and delta:
