@@ -134,6 +134,17 @@ def test_a_callback_that_is_awaited_has_answered(memory: StepMemory) -> None:
     assert till.paid == ["the bill"]
 
 
+def test_the_time_that_somebody_takes_is_not_the_runs(memory: StepMemory) -> None:
+    async def consent(_: ToolRequest) -> bool:
+        await asyncio.sleep(3.2)
+        return True
+
+    till = Till()
+    config = StepRunnerConfig(consent=consent, timeout_seconds=3.0)
+    assert kinds(run(agent(memory, till, config), "chat", "Pay."))[-1] == "run_completed"
+    assert till.paid == ["the bill"]
+
+
 def pause_in_a_process(place: str) -> None:
     with StepMemory(place, embedder="hashing") as memory:
         run(agent(memory, Till()), "chat", "Pay my bill.")
@@ -317,6 +328,20 @@ def test_a_node_of_a_graph_that_asks_pauses(memory: StepMemory, callback: bool) 
     assert said(memory, "chat")[-1] == ("assistant", "Well.")
 
 
+def test_an_answer_holds_though_the_model_asks_in_other_words(memory: StepMemory) -> None:
+    asks = AskUser(UserQuestions(memory).ask_user)
+    program = chain(Action("ask", "AskUser", "Ask", "Ask how"), say("Well."))
+    graph = GraphInterpreter(program, [asks, Speak()])
+    runner = StepRunner(graph, memory)
+    lm = ScriptedLM([{"question": text} for text in ("How?", "By what?", "Which way?")])
+    with dspy.context(lm=lm):
+        [waits] = waiting(run(runner, "chat", "Book my trip."))
+        assert waiting(resumed(runner)) == [waits]
+        assert kinds(resumed(runner, answers={waits["call_id"]: "by train"}))[-1] == "run_completed"
+    [heard] = memory.find({"tools": ["AskUser"], "status": "ok"}).steps
+    assert heard.result == "by train"
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_an_agent_inside_a_tool_pauses_outward(memory: StepMemory, allowed: bool) -> None:
     till = Till()
@@ -393,6 +418,8 @@ def test_a_new_message_takes_the_question_back(memory: StepMemory) -> None:
     assert asyncio.run(runner.pending("chat")) == []
     assert resumed(runner) == []
     assert till.paid == []
+    [closed] = [step for step in messages(memory, "chat") if step.role.value == "tool"]
+    assert (closed.metadata or {})["denied"] is True
     check_openai([step.to_message_dict() for step in messages(memory, "chat")])
 
 
