@@ -139,7 +139,7 @@ async def _ended(run: ActiveRun, agent: Agent, start: Start, work: asyncio.Task[
     if work.done() and not work.cancelled() and (error := work.exception()) is None:
         return _COMPLETED
     if run.switch.is_pausing and (error is None or isinstance(error, RunStopped)):
-        return await in_thread(partial(_paused, run, start))
+        return await in_thread(partial(_paused, run, agent, start))
     await in_thread(partial(_close_calls, run))
     last_word = None
     if run.config.termination_summary and run.stopped is not None and run.stopped.is_limit:
@@ -147,10 +147,13 @@ async def _ended(run: ActiveRun, agent: Agent, start: Start, work: asyncio.Task[
     return await in_thread(partial(_cut_short, run, error, last_word))
 
 
-def _paused(run: ActiveRun, start: Start) -> Ending:
+def _paused(run: ActiveRun, agent: Agent, start: Start) -> Ending:
     """Leave a turn that is gone on with once its open calls are answered."""
     try:
         run.questions.arrange(call.step_id for call in run.turn.open_calls())
+        if run.line.root_call is None:  # a call of an earlier attempt waits on
+            inputs = {"program": agent.name, "purpose": agent.purpose, "arguments": {}}
+            run.add_step(AgentStepType.ProgramCall, inputs, {}, "ok")
         if (end := _program_end(run, _PAUSED)) is not None:
             how = {**_PAUSED.shown, "waiting": run.questions.all()}
             end.metadata = {**(end.metadata or {}), "run": how}
