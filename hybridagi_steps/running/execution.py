@@ -152,13 +152,17 @@ def _paused(run: ActiveRun, agent: Agent, start: Start) -> Ending:
     try:
         run.questions.arrange(call.step_id for call in run.turn.open_calls())
         if run.line.root_call is None:  # a call of an earlier attempt waits on
-            inputs = {"program": agent.name, "purpose": agent.purpose, "arguments": {}}
+            inputs: dict[str, Any] = {
+                "program": agent.name,
+                "purpose": agent.purpose,
+                "arguments": {},
+            }
             run.add_step(AgentStepType.ProgramCall, inputs, {}, "ok")
         if (end := _program_end(run, _PAUSED)) is not None:
             how = {**_PAUSED.shown, "waiting": run.questions.all()}
             end.metadata = {**(end.metadata or {}), "run": how}
-        run.line.commit()
         run.store_open_calls()
+        run.line.commit()
         if start.finish is not None:
             start.finish()
     except Exception as problem:

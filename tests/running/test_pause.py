@@ -25,7 +25,7 @@ from hybridagi_steps.programs import Action
 from hybridagi_steps.programs.tools import AskUser, Speak
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.running.limits import ToolRequest
-from hybridagi_steps.running.stored_events import RunResult
+from hybridagi_steps.running.stored_events import RunResult, stored_events
 from hybridagi_steps.testing import ScriptedLM, request_text
 
 QA = "question -> answer"
@@ -114,6 +114,21 @@ def test_a_run_that_nobody_answers_pauses_and_goes_on(
     check_openai([step.to_message_dict() for step in messages(memory, "chat")])
     assert asyncio.run(runner.pending("chat")) == []
     assert memory.verify() == []
+
+
+def test_what_a_paused_run_tells_is_redacted(tmp_path: Path) -> None:
+    def hide(text: str) -> str:
+        return text.replace("the bill", "…")
+
+    path = tmp_path / "steps.db"
+    with StepMemory(path, embedder="hashing", redact=hide) as memory:
+        runner = agent(memory, Till())
+        events = run(runner, "chat", "Pay.")
+        [waits] = waiting(events)
+        assert waits["arguments"] == {"what": "…"}
+        stored = stored_events(memory, events[0].run_id)[-1]
+        assert (stored.data or {})["waiting"] == [waits]
+    assert all(b"the bill" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_a_paused_run_is_a_result(memory: StepMemory) -> None:
