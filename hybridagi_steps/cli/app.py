@@ -19,6 +19,7 @@ COMMANDS = {
     "runs": "steps:runs",
     "sessions": "sessions:sessions",
     "fork": "sessions:fork",
+    "resume": "sessions:resume",
     "export": "exchange:export_steps",
     "stats": "maintenance:stats",
     "verify": "maintenance:verify",

@@ -92,6 +92,61 @@ def fork(
     typer.echo(render.one_line(made.session_id))
 
 
+def resume(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="The session of the run.")],
+    allow: Annotated[
+        list[str] | None, typer.Option("--allow", help="A call that may run.", metavar="CALL")
+    ] = None,
+    deny: Annotated[
+        list[str] | None, typer.Option("--deny", help="A call that may not.", metavar="CALL")
+    ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option("--answer", help="What the user says to a question.", metavar="CALL=TEXT"),
+    ] = None,
+    program: Annotated[
+        str | None, typer.Option("--program", help="What goes on.", metavar="MODULE:NAME")
+    ] = None,
+    db: Db = DEFAULT_DB,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run that paused waits for; with --program let it go on with the answers."""
+    import asyncio
+
+    from hybridagi_steps.cli import render
+    from hybridagi_steps.errors import InvalidSettingError
+    from hybridagi_steps.running.pending_calls import pending_calls
+    from hybridagi_steps.running.stored_events import RunResult
+    from hybridagi_steps.server.program_loading import load_runner
+
+    answers: dict[str, bool | str] = dict.fromkeys(allow or [], True)
+    answers |= dict.fromkeys(deny or [], False)
+    for name, equals, text in (each.partition("=") for each in answer or []):
+        if not equals:
+            raise InvalidSettingError(f"--answer takes CALL=TEXT, not {name!r:.80}.")
+        answers[name] = text
+    if answers and program is None:
+        raise InvalidSettingError("--program names what goes on with the answers.")
+    with existing(db, namespace) as memory:
+        if program is not None:
+            runner = load_runner(program, memory)
+            result = asyncio.run(RunResult.of_any(runner.resume(session_id, answers=answers)))
+            if result is not None and result.status != "paused":
+                data = {"run_id": result.run_id, "status": result.status, "text": result.text}
+                print_json(data) if as_json else typer.echo(render.one_line(result.text))
+                raise typer.Exit(int(result.status != "completed"))
+        waiting = [call._asdict() for call in pending_calls(memory, session_id)]
+    if as_json:
+        print_json(waiting)
+        return
+    for call in waiting:
+        about = f"{call['call_id']}: {call['waits_for']} of {call['tool']}({call['arguments']})"
+        typer.echo(render.one_line(about))
+    if not waiting:
+        typer.echo("nothing waits for an answer.")
+
+
 def _messages(found: list[dict[str, Any]]) -> Table:
     from hybridagi_steps.cli.render import plain, table
 

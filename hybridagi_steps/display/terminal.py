@@ -36,6 +36,7 @@ _STATUS_COLOURS = {
     "failed": "red",
     "cancelled": "yellow",
     "interrupted": "yellow",
+    "paused": "yellow",
 }
 _BAR = 8
 _MOST_KIN = 20

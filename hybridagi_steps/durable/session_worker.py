@@ -14,6 +14,7 @@ import asyncio
 import logging
 import sys
 import threading
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,15 +37,17 @@ from hybridagi_steps.errors import (
     InvalidSettingError,
     SequenceConflictError,
     StorageError,
+    UnknownRunError,
     UnknownSessionError,
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.outside_files import queues_of_runs
-from hybridagi_steps.records.event import StepEvent
+from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunMetrics
 from hybridagi_steps.running.limits import AgentSession
 from hybridagi_steps.running.runner import StepRunner
+from hybridagi_steps.running.stored_events import stored_events
 from hybridagi_steps.running.streaming import shown_error
 from hybridagi_steps.validation import MOST_PRIORITY, checked_priority
 
@@ -286,6 +289,8 @@ class SessionWorker:
                 order.session, order.message, inputs=order.inputs, message_id=run_id
             )
         else:
+            if (paused := await in_thread(partial(self._paused_ending, order, last))) is not None:
+                return {"data": paused}
             events = self._runner.resume(order.session, inputs=order.inputs)
         event: StepEvent | None = None
         async for event in events:
@@ -293,6 +298,16 @@ class SessionWorker:
         if event is None:
             raise StorageError(f"session {order.session_id!r} went on before run {run_id} ended.")
         return {"data": event.data or {}}
+
+    def _paused_ending(self, order: Order, last: Step) -> dict[str, Any] | None:
+        """Return how the newest attempt ended if it paused: it goes on when somebody answers."""
+        if last.run_id is None:
+            return None
+        with suppress(UnknownRunError):  # it was cut off before its first step
+            memory, session_id = self._runner.memory, order.session_id
+            ending = stored_events(memory, last.run_id, session_id=session_id)[-1]
+            return ending.data if ending.type is StepEventType.RUN_PAUSED else None
+        return None
 
     def _cancelled(self, run_ids: list[str]) -> list[str]:
         """Return those that some process has asked to cancel."""

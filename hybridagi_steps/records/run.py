@@ -238,8 +238,8 @@ class RunResult(NamedTuple):
         return cls(event.run_id, answer, event.data or {})
 
     def checked(self, raised: BaseException | None = None) -> Self:
-        """Return the result of a run that completed; of another one raise RunFailedError."""
-        if self.status == "completed":
+        """Return the result of a run that completed or paused; else raise RunFailedError."""
+        if self.status in ("completed", "paused"):
             return self
         why = f": {self.error}" if self.error else ""
         raise RunFailedError(

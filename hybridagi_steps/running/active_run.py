@@ -74,8 +74,7 @@ class ActiveRun:
         self.meter, self.switch = Meter(config), StopSwitch(home.loop)
         self.hooks = HookCaller(hooks, self.info, self.events, self.stop, home)
         of_run = recorded.id, parent_id, user_id
-        report = self._stored, self._interrupted
-        self.turn = Turn(line, *of_run, self.events, self.meter, *report)
+        self.turn = Turn(line, *of_run, self.events, self.meter, self._stored, self._interrupted)
         inherited = None if parent is None else parent.consent
         self.consent = inherited if config.consent is None else config.consent
         """Who says whether its tools may run; an agent inside another one is no way round it."""
@@ -88,6 +87,7 @@ class ActiveRun:
             self._lost,
             None if parent is None else parent.denies,
             home,
+            self.switch.untimed,
         )
         self.threads = Threads(recorded.id)
         self.error: BaseException | None = None
@@ -224,8 +224,8 @@ class ActiveRun:
         except Exception as error:
             raise self._cannot_store(error) from error
 
-    def told_result(self, call: ToolTurn, text: str, question: AgentStep | None) -> None:
-        """Store what a call gave that an earlier run began, as somebody has found out.
+    def told_result(self, call: ToolTurn, text: str | None, question: AgentStep | None) -> None:
+        """Store what a call gave that an earlier run began, as somebody found out, or its denial.
 
         `question` is whether it might run; nobody may say yes to that any more.
         """
@@ -234,6 +234,11 @@ class ActiveRun:
         except LOST as error:
             raise self._lost(error) from error
         inputs = {"purpose": call.name, "tool": call.name, "arguments": call.arguments}
+        if text is None:
+            problem = _problem("ToolDenied", DENIED)
+            self.add_step(AgentStepType.Action, inputs, problem, "error", call.step_id)
+            self.end_tool(call, f"Error: {DENIED}", 0.0, {"is_error": True, "denied": True})
+            return
         self.add_step(AgentStepType.Action, inputs, {"result": text}, "ok", call.step_id)
         self.end_tool(call, text, 0.0, {"told": True})
 

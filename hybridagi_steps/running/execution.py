@@ -74,18 +74,17 @@ async def execute(run: ActiveRun, agent: Agent, start: Start, began: float) -> N
         start: What it begins with.
         began: When, by the event loop's clock.
     """
-    loop, clock = asyncio.get_running_loop(), None
+    loop = asyncio.get_running_loop()
     if (seconds := run.config.timeout_seconds) is not None:
         stop = Stop("timeout", f"the run took longer than {seconds:g} s.")
-        clock = loop.call_at(began + seconds, run.stop, stop)
+        run.switch.limit(began + seconds, partial(run.stop, stop))
     try:
         ending = await _ended(run, agent, start, loop.create_task(_work(run, agent, start)))
     except Exception as error:  # a defect of ours must still end the run
         _log.exception("run %s could not be ended", run.info.run_id)
         ending = Ending("failed", "error", error)
     finally:
-        if clock is not None:
-            clock.cancel()
+        run.switch.end_limit()
     await _close(run, ending)
 
 
@@ -140,7 +139,7 @@ async def _ended(run: ActiveRun, agent: Agent, start: Start, work: asyncio.Task[
     if work.done() and not work.cancelled() and (error := work.exception()) is None:
         return _COMPLETED
     if run.switch.is_pausing and (error is None or isinstance(error, RunStopped)):
-        return await in_thread(partial(_paused, run, start))
+        return await in_thread(partial(_paused, run, agent, start))
     await in_thread(partial(_close_calls, run))
     last_word = None
     if run.config.termination_summary and run.stopped is not None and run.stopped.is_limit:
@@ -148,14 +147,22 @@ async def _ended(run: ActiveRun, agent: Agent, start: Start, work: asyncio.Task[
     return await in_thread(partial(_cut_short, run, error, last_word))
 
 
-def _paused(run: ActiveRun, start: Start) -> Ending:
+def _paused(run: ActiveRun, agent: Agent, start: Start) -> Ending:
     """Leave a turn that is gone on with once its open calls are answered."""
     try:
+        run.questions.arrange(call.step_id for call in run.turn.open_calls())
+        if run.line.root_call is None:  # a call of an earlier attempt waits on
+            inputs: dict[str, Any] = {
+                "program": agent.name,
+                "purpose": agent.purpose,
+                "arguments": {},
+            }
+            run.add_step(AgentStepType.ProgramCall, inputs, {}, "ok")
         if (end := _program_end(run, _PAUSED)) is not None:
             how = {**_PAUSED.shown, "waiting": run.questions.all()}
             end.metadata = {**(end.metadata or {}), "run": how}
-        run.line.commit()
         run.store_open_calls()
+        run.line.commit()
         if start.finish is not None:
             start.finish()
     except Exception as problem:

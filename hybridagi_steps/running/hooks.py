@@ -15,6 +15,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -189,6 +190,7 @@ class Consents:
         lost: Takes the conflict when another run has answered a question; returns what to raise.
         around: Whether runs around this one are denied a tool for good; may block.
         home: The run's event loop.
+        untimed: Leaves the time that somebody takes to answer out of the run's.
     """
 
     def __init__(
@@ -201,7 +203,9 @@ class Consents:
         lost: Callable[[Exception], BaseException],
         around: Callable[[str], bool] | None,
         home: HomeLoop,
+        untimed: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self._untimed = untimed
         self._line, self._consent, self._timeout = line, consent, timeout_seconds
         self._events, self._failed, self._lost, self._around = events, failed, lost, around
         self._home = home
@@ -302,7 +306,8 @@ class Consents:
             if not task.done() and request.call_id not in self.open:
                 ask = partial(stored_consents.ask, self._line, request, step_id)
                 self.open[request.call_id] = await in_thread(ask)
-            return await task
+            with self._untimed():
+                return await task
         finally:
             task.cancel()
 

@@ -55,7 +55,7 @@ class StepRunnerConfig:
     max_steps: int | None = 30
     """Most LM calls of one run."""
     timeout_seconds: float | None = 600.0
-    """Longest a run may take."""
+    """Longest a run may take, without the time that an awaited consent takes."""
     max_tokens: int | None = None
     """Most tokens of one run, prompts and answers together; looked at before each LM call."""
     max_cost: float | None = None

@@ -54,6 +54,7 @@ from hybridagi_steps.running.stored_consents import (
     questions,
     user_answer_id,
 )
+from hybridagi_steps.running.stored_events import stored_events
 from hybridagi_steps.running.tool_calls import idempotent
 from hybridagi_steps.running.turn import ToolTurn
 
@@ -146,6 +147,10 @@ def _place(run: ActiveRun, agent: Agent, run_id: str | None) -> dict[str, Any]:
         later = memory.find(where, limit=1, newest_first=True).steps
         run_id = str(later[0].run_id) if later else run_id
     try:
+        ending = stored_events(memory, run_id, session_id=run.line.session_id)[-1]
+        waiting = (ending.data or {}).get("waiting", [])
+        asked = [each["call_id"] for each in waiting if each["waits_for"] == "answer"]
+        run.questions.earlier = list(memory.get_steps(asked))
         return {"resume": stopped_run(run_id, memory=memory)}
     except UnknownRunError:
         return {}  # it had not begun

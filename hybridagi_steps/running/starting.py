@@ -38,6 +38,7 @@ from hybridagi_steps.running.hooks import RunHook
 from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
 from hybridagi_steps.running.program_adapter import Agent
 from hybridagi_steps.running.session_writer import SessionWriter
+from hybridagi_steps.running.stored_consents import is_waiting, questions
 from hybridagi_steps.running.turn import ToolTurn
 from hybridagi_steps.sessions.lines import History
 from hybridagi_steps.sessions.repository import SessionRepository
@@ -92,9 +93,17 @@ def with_message(
 
 
 def _close_calls(run: ActiveRun, calls: list[ToolTurn]) -> None:
-    """Answer calls that an earlier run left open: no provider takes a message between the two."""
+    """Answer calls that an earlier run left open: no provider takes a message between the two.
+
+    One that waits for consent is denied: whoever says something else has not allowed it.
+    """
+    asked = questions(run.line.memory, run.line.session_id) if calls else {}
     for call in run.turn.reopen(calls) if calls else ():
-        run.turn.interrupt(call)
+        question = asked.get(str(call.step_id))
+        if question is not None and is_waiting(question):
+            run.told_result(call, None, question)
+        else:
+            run.turn.interrupt(call)
 
 
 def where_it_stands(inputs: Mapping[str, Any], **more: Any) -> Start:

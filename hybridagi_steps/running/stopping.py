@@ -70,6 +70,9 @@ class StopSwitch:
         self.requested: asyncio.Future[None] = loop.create_future()
         """Done when the program is to be stopped."""
         self._loop, self._lock, self._calls = loop, threading.Lock(), 0
+        self._limit: tuple[float, Callable[[], object]] | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._people, self._asked_at = 0, 0.0
 
     @property
     def is_pausing(self) -> bool:
@@ -113,6 +116,32 @@ class StopSwitch:
             yield
         finally:
             self.call_ended()
+
+    def limit(self, at: float, expire: Callable[[], object]) -> None:
+        """Call something when the run has taken too long, by the event loop's clock."""
+        self._limit, self._clock = (at, expire), self._loop.call_at(at, expire)
+
+    def end_limit(self) -> None:
+        """Limit its time no more."""
+        self._limit = None
+        if self._clock is not None:
+            self._clock.cancel()
+
+    @contextmanager
+    def untimed(self) -> Generator[None]:
+        """Leave out the time in the block, on the event loop: a person may take long."""
+        self._people += 1
+        if self._people == 1:
+            self._asked_at = self._loop.time()
+            if self._clock is not None:
+                self._clock.cancel()
+        try:
+            yield
+        finally:
+            self._people -= 1
+            if self._people == 0 and self._limit is not None:
+                at, expire = self._limit
+                self.limit(at + self._loop.time() - self._asked_at, expire)
 
     def _request(self) -> None:
         def request() -> None:

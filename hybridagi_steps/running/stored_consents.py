@@ -13,7 +13,7 @@ retry, nor `revoke`, nor `forget`, nor any number of other rules comes between.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -275,6 +275,8 @@ class OpenQuestions:
         self._events, self._stop = events, stop
         self.waiting: dict[UUID | str, list[dict[str, Any]]] = {}
         """What is waited for, by the ids of the steps that will tell of it."""
+        self.earlier: list[AgentStep] = []
+        """Questions of no call that the attempt waited for which is resumed."""
 
     def ask_consent(
         self, request: ToolRequest, step_id: UUID, inside: RunInside | None, *, is_stored: bool
@@ -288,9 +290,14 @@ class OpenQuestions:
 
     def ask_user(self, question: str, call: ToolTurn | None) -> str:
         """Return what the user has said; else store the question, of a call or none, and pause."""
-        asked, answer = _user_question(self._line, self._run_id, self._user_id, question, call)
-        if answer is not None:
-            return answer
+        asked = _user_question(self._line, self._run_id, self._user_id, question, call)
+        if call is None and self.earlier:  # a model may put it in other words now
+            known = (each for each in self.earlier if each.id == asked.id)
+            asked = next(known, self.earlier[0])
+            self.earlier.remove(asked)
+            question = str((asked.inputs or {})["purpose"])
+        if answers := self._line.memory.get_steps([user_answer_id(asked)]):
+            return str((answers[0].outputs or {})["answer"])
         with suppress(DuplicateStepError):  # it was asked before this process took the turn up
             self._line.store([asked])
         name = id_text(asked.id)
@@ -300,8 +307,13 @@ class OpenQuestions:
         about |= {"arguments": {"question": question}, "waits_for": "answer"}
         raise self._paused(asked.id if call is None else call.step_id, [about])
 
+    def arrange(self, step_ids: Iterable[UUID]) -> None:
+        """Bring what is waited for into the order of the calls, which ask side by side."""
+        ordered = {each: self.waiting[each] for each in step_ids if each in self.waiting}
+        self.waiting = ordered | self.waiting
+
     def all(self) -> list[dict[str, Any]]:
-        """Return all that is waited for, in the order it was asked."""
+        """Return all that is waited for."""
         return [each for waits in self.waiting.values() for each in waits]
 
     def _paused(self, step_id: UUID | str, waits: Sequence[dict[str, Any]]) -> RunStopped:
@@ -313,8 +325,8 @@ class OpenQuestions:
 
 def _user_question(
     line: SessionWriter, run_id: str, user_id: str | None, question: str, call: ToolTurn | None
-) -> tuple[AgentStep, str | None]:
-    """Return the step of a question to the user, and what was answered; may block.
+) -> AgentStep:
+    """Return the step of a question to the user; may block.
 
     It is the same step when its turn is taken up and it is asked again. After a retry the turn
     stands in another branch, and the user is asked again.
@@ -334,13 +346,17 @@ def _user_question(
     )
     about = {} if call is None else {"call_id": call.call_id, CALL_STEP: str(call.step_id)}
     step.metadata = {TURN: turn, **about}
-    answers = line.memory.get_steps([user_answer_id(step)])
-    return step, str((answers[0].outputs or {})["answer"]) if answers else None
+    return step
 
 
 def user_answer_id(question: AgentStep) -> UUID:
     """Return the id of the answer to a question to the user."""
     return uuid5(_SAID, id_text(question.id))
+
+
+def is_waiting(question: AgentStep) -> bool:
+    """Whether a call has not begun, since nobody has answered whether it may run."""
+    return answered(question) is None and NESTED not in (question.metadata or {})
 
 
 def _question(request: ToolRequest, step_id: UUID) -> AgentStep:

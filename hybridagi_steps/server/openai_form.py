@@ -316,7 +316,10 @@ class Reading:
         self._number = frame.number
         if frame.kind.value.startswith("run_") and event.get("data", {}).get("status"):
             self.ending = event["data"]
-            self.completed = frame.kind.value == "run_completed"
+            self.completed = frame.kind.value in ("run_completed", "run_paused")
+            if frame.kind.value == "run_paused":
+                self.answer = _waiting_text(event["data"].get("waiting", []))
+                return self._add("", self.answer)
         delta: str = event.get("delta", {}).get("content", "")
         if frame.step_id is not None and frame.step_id != self._lacks and delta:
             return self._add(frame.step_id, delta)
@@ -335,6 +338,18 @@ class Reading:
         self._step_id = step_id
         self.text += between + piece
         return between + piece
+
+
+def _waiting_text(waiting: Iterable[Mapping[str, Any]]) -> str:
+    """Return what a run that paused says: what it waits for, by the ids that an answer names."""
+    lines = ["I wait for an answer, given to `resume` of this session:"]
+    for call in waiting:
+        arguments = json.dumps(call["arguments"], ensure_ascii=False, default=str)
+        asked = f"May {call['tool']} run with {arguments}?"
+        if call["waits_for"] == "answer":
+            asked = str(call["arguments"].get("question"))
+        lines.append(f"* {call['call_id']}: {asked}")
+    return "\n".join(lines)
 
 
 def usage(ending: Mapping[str, Any]) -> dict[str, Any] | None:

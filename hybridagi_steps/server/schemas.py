@@ -229,7 +229,7 @@ class RunShape(Answer):
     score: float | None = None
     feedback: str | None = None
     status: str
-    """running, completed, failed, cancelled, or interrupted: no end of it is stored."""
+    """running, completed, failed, cancelled, paused, or interrupted: no end of it is stored."""
 
 
 class ScoreAsked(Asked):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,3 +169,55 @@ def test_a_hit_of_a_message_says_where_it_stands_and_its_id_is_one_to_copy(
     assert [hit["sequence"] for hit in alike] == [3]
     assert main(["search", "--like", answer.id, "--user", "mallory", "--db", db]) == 2
     assert answer.id in capsys.readouterr().err
+
+
+TILL = '''
+import hybridagi_steps as hs
+
+paid = []
+
+def pay(amount: str) -> str:
+    """Pay."""
+    paid.append(amount)
+    return "paid " + amount
+
+def program(messages):
+    if messages[-1]["role"] == "tool":
+        return messages[-1]["content"]
+    function = {"name": "pay", "arguments": \'{"amount": "5"}\'}
+    call = {"id": "call-1", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+def till(memory):
+    config = hs.StepRunnerConfig(consent=lambda request: None)
+    return hs.StepRunner(program, memory, tools=[pay], config=config)
+'''
+
+
+def test_a_paused_run_goes_on_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "till_program.py").write_text(TILL)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    till = importlib.import_module("till_program")
+    db, program = str(tmp_path / "steps.db"), ("--program", "till_program:till")
+    with hs.StepMemory(db, embedder="hashing") as memory:
+        assert asyncio.run(till.till(memory).run("chat", "Pay.")).status == "paused"
+    assert "paused" in printed(capsys, "runs", "--db", db)
+    assert printed(capsys, "resume", "chat", "--db", db) == (
+        "call-1: consent of pay({'amount': '5'})\n"
+    )
+    [waits] = json.loads(printed(capsys, "resume", "chat", "--db", db, "--json"))
+    assert (waits["call_id"], waits["waits_for"]) == ("call-1", "consent")
+    allow = "--allow", "call-1"
+    for wrong in (allow, ("--answer", "call-1", *program), ("--allow", "x", *program)):
+        assert main(["resume", "chat", "--db", db, *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert till.paid == []
+    again = printed(capsys, "resume", "chat", "--db", db, *program)
+    assert again.startswith("call-1: consent")
+    done = printed(capsys, "resume", "chat", *allow, "--db", db, *program)
+    assert (done, till.paid) == ("paid 5\n", ["5"])
+    assert printed(capsys, "resume", "chat", "--db", db, *program) == (
+        "nothing waits for an answer.\n"
+    )

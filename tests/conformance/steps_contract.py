@@ -205,6 +205,7 @@ class RunContract:
             ("completed", ("ProgramCall", "Action", "ProgramEnd"), "ok"),
             ("failed", ("ProgramCall", "ProgramEnd"), "error"),
             ("cancelled", ("ProgramCall", "ProgramEnd"), "cancelled"),
+            ("paused", ("ProgramCall", "ProgramEnd"), "paused"),
             ("interrupted", ("ProgramCall", "ProgramCall", "ProgramEnd"), "ok"),
             ("failed at once", ("Action",), "error"),
         ):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from provider_double import check_openai
-from runner_cases import SyncAgent, kinds, messages, thought
+from runner_cases import SyncAgent, collected, kinds, messages, thought
 
 from hybridagi_steps import (
     AgentSession,
@@ -397,6 +397,70 @@ def test_a_run_in_anothers_session_is_refused_when_handed_out(tmp_path: Path) ->
 def said(role: str, content: str) -> dict[str, str]:
     """A message."""
     return {"role": role, "content": content}
+
+
+def asks_first(memory: StepMemory, folder: Path, *, die: bool) -> StepRunner:
+    """A program whose tool nobody allows; `die`: its process is killed once a run has paused."""
+
+    def write(place: str) -> str:
+        """Change the world."""
+        with (folder / "written").open("a") as file:
+            file.write(place)
+        return "written"
+
+    def consent(_: ToolRequest) -> None:
+        with (folder / "asked").open("a") as file:
+            file.write(".")
+
+    class Dies(RunHook):
+        def on_run_end(self, run: Any, status: Any, data: Any) -> None:
+            if die and status == "paused":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    agent = SyncAgent([write])
+    agent.set_lm(ScriptedLM(Program(folder).reply))
+    return StepRunner(agent, memory, hooks=[Dies()], config=StepRunnerConfig(consent=consent))
+
+
+def work_on_what_asks(folder: str, die: bool) -> None:
+    """Be a worker of that program until killed."""
+    with StepMemory(f"{folder}/steps.db", embedder="hashing") as memory:
+        DurableRunner(asks_first(memory, Path(folder), die=die), poll_seconds=0.05).run_worker()
+
+
+def test_a_paused_run_is_not_resumed_by_itself(tmp_path: Path) -> None:
+    """Also when its worker dies before the queue knows that it has paused."""
+    workers = multiprocessing.get_context("spawn")
+
+    async def result(durable: DurableRunner) -> RunResult:
+        run_id = await durable.submit("chat", "elsewhere")
+        dying = workers.Process(target=work_on_what_asks, args=(str(tmp_path), True))
+        dying.start()
+        await asyncio.to_thread(dying.join, 60)
+        assert dying.exitcode == -signal.SIGKILL
+        other = workers.Process(target=work_on_what_asks, args=(str(tmp_path), False))
+        other.start()
+        try:
+            found = await asyncio.wait_for(durable.result(run_id), 60)
+            events = [event.type.value async for event in durable.events(run_id)]
+        finally:
+            os.kill(other.pid or 0, signal.SIGKILL)
+            other.join()
+        assert events[-1] == "run_paused"
+        return found
+
+    with (
+        StepMemory(tmp_path / "steps.db", embedder="hashing") as memory,
+        DurableRunner(memory=memory, poll_seconds=0.02) as durable,
+    ):
+        paused = asyncio.run(result(durable))
+        assert (paused.status, (tmp_path / "asked").read_text()) == ("paused", ".")
+        [waits] = paused.waiting
+        runner = asks_first(memory, tmp_path, die=False)
+        answers = {waits["call_id"]: True}
+        events = asyncio.run(collected(runner.resume("chat", answers=answers)))
+        assert kinds(events)[-1] == "run_completed"
+        assert (tmp_path / "written").read_text() == "elsewhere"
 
 
 def test_a_process_is_one_worker(done: Done) -> None:

@@ -15,7 +15,7 @@ import hybridagi_steps as hs
 from hybridagi_steps.errors import InvalidFilterError, InvalidSettingError
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.records.prompts import LMCall
-from hybridagi_steps.records.store_values import CALL_STEP, DENIALS, QUESTIONS
+from hybridagi_steps.records.store_values import CALL_STEP, DENIALS, QUESTIONS, USER_QUESTIONS
 from hybridagi_steps.stores import retention
 from hybridagi_steps.stores.sql import branches
 
@@ -158,11 +158,11 @@ def _all_at_once(units: retention.Units) -> Iterator[retention.Units]:
     yield units
 
 
-def question(call: str, **more: Any) -> hs.AgentStep:
+def question(call: str, scope: str, **more: Any) -> hs.AgentStep:
     return hs.AgentStep(
         step_type=hs.AgentStepType.Decision,
         inputs={"purpose": "May pay run now?", "tool": "pay"},
-        scope=QUESTIONS,
+        scope=scope,
         status="partial",
         created_at=ago(100),
         metadata={CALL_STEP: call},
@@ -170,10 +170,13 @@ def question(call: str, **more: Any) -> hs.AgentStep:
     )
 
 
-def test_a_question_of_consent_waits_for_its_answer(memory: hs.StepMemory) -> None:
+@pytest.mark.parametrize("scope", [QUESTIONS, USER_QUESTIONS])
+def test_a_question_of_consent_or_to_the_user_waits_for_its_answer(
+    memory: hs.StepMemory, scope: str
+) -> None:
     talk(memory, "talk", 100)
     store = memory.repository().store
-    asked = question("call-1", session_id="talk", run_id="talk-run")
+    asked = question("call-1", scope, session_id="talk", run_id="talk-run")
     store.commit("talk", [], [asked])
     memory.retain(90)
     assert sessions(memory) == {"talk"}

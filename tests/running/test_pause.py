@@ -26,6 +26,7 @@ from hybridagi_steps.programs.tools import AskUser, Speak
 from hybridagi_steps.records.event import StepEvent, StepEventType
 from hybridagi_steps.records.run import RunResult
 from hybridagi_steps.running.limits import ToolRequest
+from hybridagi_steps.running.stored_events import stored_events
 from hybridagi_steps.testing import ScriptedLM, request_text
 
 QA = "question -> answer"
@@ -116,6 +117,21 @@ def test_a_run_that_nobody_answers_pauses_and_goes_on(
     assert memory.verify() == []
 
 
+def test_what_a_paused_run_tells_is_redacted(tmp_path: Path) -> None:
+    def hide(text: str) -> str:
+        return text.replace("the bill", "…")
+
+    path = tmp_path / "steps.db"
+    with StepMemory(path, embedder="hashing", redact=hide) as memory:
+        runner = agent(memory, Till())
+        events = run(runner, "chat", "Pay.")
+        [waits] = waiting(events)
+        assert waits["arguments"] == {"what": "…"}
+        stored = stored_events(memory, events[0].run_id)[-1]
+        assert (stored.data or {})["waiting"] == [waits]
+    assert all(b"the bill" not in file.read_bytes() for file in tmp_path.iterdir())
+
+
 def test_a_paused_run_is_a_result(memory: StepMemory) -> None:
     result = asyncio.run(agent(memory, Till()).run("chat", "Pay my bill."))
     assert (result.status, result.reason) == ("paused", "paused")
@@ -130,6 +146,17 @@ def test_a_callback_that_is_awaited_has_answered(memory: StepMemory) -> None:
 
     till = Till()
     config = StepRunnerConfig(consent=consent)
+    assert kinds(run(agent(memory, till, config), "chat", "Pay."))[-1] == "run_completed"
+    assert till.paid == ["the bill"]
+
+
+def test_the_time_that_somebody_takes_is_not_the_runs(memory: StepMemory) -> None:
+    async def consent(_: ToolRequest) -> bool:
+        await asyncio.sleep(3.2)
+        return True
+
+    till = Till()
+    config = StepRunnerConfig(consent=consent, timeout_seconds=3.0)
     assert kinds(run(agent(memory, till, config), "chat", "Pay."))[-1] == "run_completed"
     assert till.paid == ["the bill"]
 
@@ -267,6 +294,7 @@ def test_an_answered_call_runs_though_another_one_still_waits(memory: StepMemory
     one, two = waiting(run(runner, "chat", "?"))
     [left] = waiting(resumed(runner, answers={two["call_id"]: True}))
     assert (ran, left["call_id"]) == (["second"], one["call_id"])
+    assert [each.status for each in memory.runs()] == ["paused", "paused"]
     assert kinds(resumed(runner, answers={one["call_id"]: False}))[-1] == "run_completed"
     assert ran == ["second"]
     assert [text for role, text in said(memory, "chat") if role == "tool"][1] == "2"
@@ -315,6 +343,20 @@ def test_a_node_of_a_graph_that_asks_pauses(memory: StepMemory, callback: bool) 
     heard = memory.find({"tools": ["AskUser"], "status": "ok"}).steps
     assert [step.result for step in heard] == ["by train"]
     assert said(memory, "chat")[-1] == ("assistant", "Well.")
+
+
+def test_an_answer_holds_though_the_model_asks_in_other_words(memory: StepMemory) -> None:
+    asks = AskUser(UserQuestions(memory).ask_user)
+    program = chain(Action("ask", "AskUser", "Ask", "Ask how"), say("Well."))
+    graph = GraphInterpreter(program, [asks, Speak()])
+    runner = StepRunner(graph, memory)
+    lm = ScriptedLM([{"question": text} for text in ("How?", "By what?", "Which way?")])
+    with dspy.context(lm=lm):
+        [waits] = waiting(run(runner, "chat", "Book my trip."))
+        assert waiting(resumed(runner)) == [waits]
+        assert kinds(resumed(runner, answers={waits["call_id"]: "by train"}))[-1] == "run_completed"
+    [heard] = memory.find({"tools": ["AskUser"], "status": "ok"}).steps
+    assert heard.result == "by train"
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -393,6 +435,8 @@ def test_a_new_message_takes_the_question_back(memory: StepMemory) -> None:
     assert asyncio.run(runner.pending("chat")) == []
     assert resumed(runner) == []
     assert till.paid == []
+    [closed] = [step for step in messages(memory, "chat") if step.role.value == "tool"]
+    assert (closed.metadata or {})["denied"] is True
     check_openai([step.to_message_dict() for step in messages(memory, "chat")])
 
 

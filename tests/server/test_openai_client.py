@@ -88,6 +88,49 @@ def served(memory: StepMemory) -> Iterator[Served]:
         yield running
 
 
+def pays_if_allowed(memory: StepMemory) -> tuple[StepRunner, list[str]]:
+    """A program that pays when somebody allows it, and what it paid."""
+    paid: list[str] = []
+
+    def pay(amount: str) -> str:
+        """Pay."""
+        paid.append(amount)
+        return f"paid {amount}"
+
+    def payer(messages: list[dict[str, Any]]) -> Any:
+        if messages[-1]["role"] == "tool":
+            return str(messages[-1]["content"])
+        function = {"name": "pay", "arguments": '{"amount": "5"}'}
+        call = {"id": "call-1", "type": "function", "function": function}
+        return {"role": "assistant", "content": "I pay.", "tool_calls": [call]}
+
+    def nobody(_: object) -> None:
+        """Leave it open."""
+
+    config = StepRunnerConfig(consent=nobody)
+    return StepRunner(payer, memory, tools=[pay], config=config), paid
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_run_that_pauses_says_what_it_waits_for(memory: StepMemory, stream: bool) -> None:
+    runner, paid = pays_if_allowed(memory)
+    with serving(memory, runner, CALLERS) as served:
+        asked: dict[str, Any] = {"model": "payer", "messages": [user("Pay 5.")]}
+        asked["extra_body"] = {"metadata": {"session_id": "till"}}
+        if stream:
+            chunks = list(client(served).chat.completions.create(stream=True, **asked))
+            answer = "".join(each.choices[0].delta.content or "" for each in chunks)
+            assert answer.startswith("I pay.\n\n")
+            assert chunks[-1].choices[0].finish_reason == "stop"
+        else:
+            answer = text(client(served).chat.completions.create(**asked))
+        assert answer.endswith('call-1: May pay run with {"amount": "5"}?')
+        assert paid == []
+        events = served.resume("till", {"call-1": True})
+    assert events[-1].kind == "run_completed"
+    assert paid == ["5"]
+
+
 class TestAnswers:
     def test_the_program_is_the_model(self, served: Served) -> None:
         [model] = client(served).models.list().data

@@ -21,6 +21,7 @@ from hybridagi_steps.records.store_values import (
     MESSAGE_ROWS,
     QUESTIONS,
     RULES,
+    USER_QUESTIONS,
     answer_ids,
     details_id,
 )
@@ -244,7 +245,7 @@ class RetentionTables(BranchTables, RevocationTables):
         free = [member.row for member in members if member.scope not in _STANDING]
         for each in (_PINNED_STEPS, *where.excluded()):
             spared |= self._matching_among(connection, each, free)
-        asked = [member.row for member in members if member.scope == QUESTIONS]
+        asked = [each.row for each in members if each.scope in (QUESTIONS, USER_QUESTIONS)]
         return spared | self._waiting(connection, asked)
 
     def _matching_among(
@@ -255,7 +256,7 @@ class RetentionTables(BranchTables, RevocationTables):
         return {*self._column(connection, query, *values, many(rows))}
 
     def _waiting(self, connection: Connection, rows: list[int]) -> set[int]:
-        """Return the questions of consent that nobody has answered, of calls without a result."""
+        """Return the questions about calls that have no result, of consent without an answer."""
         waiting: set[int] = set()
         for row, question in self._read(connection, rows).items() if rows else ():
             call = (question.metadata or {}).get(CALL_STEP)

@@ -100,7 +100,7 @@ function useLive(id, refresh) {
       setLive((before) => before && {
         ...withEvent(before, event), runId: event.run_id,
         kept: event.type === "run_started" ? event.data?.kept ?? before.kept : before.kept,
-              });
+      });
     };
     follow(asked, take, { signal: own.signal, onLine: (online) => setLive((before) => before && { ...before, online }) })
       .catch((failure) => { if (!own.signal.aborted) setProblem(failure); })
