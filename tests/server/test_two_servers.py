@@ -412,6 +412,8 @@ def test_an_id_that_postgresql_cannot_hold_is_answered_as_by_a_file(
         ("POST", "/v1/chat/completions", {"model": "echo", **completion}),
         ("POST", "/purge", {"where": {"session_id": "a\0"}}),
         ("POST", "/purge", {"where": {"user_id": "a\0"}}),
+        ("POST", "/purge", {"where": {"user_id": ["a\0", "b"]}}),
+        ("POST", "/purge", {"where": {"run_id": ["a", "b"]}}),
     ]
 
     def statuses(address: str) -> list[int]:
@@ -422,6 +424,11 @@ def test_an_id_that_postgresql_cannot_hold_is_answered_as_by_a_file(
     elsewhere = LiveRuns(postgres_address, "default")
     elsewhere.begin("other", "other", None)  # so that others are asked
     assert statuses(postgres_address) == statuses(str(tmp_path / "steps.db"))
+    others = LiveRuns(postgres_address, "default")
+    assert others.elsewhere(StepFilter(run_id=["none", "other"])) == ["other"]
+    assert others.elsewhere(StepFilter(run_id=["none", "nor"])) == []
+    assert others.elsewhere(StepFilter(user_id=["ann", "bob"])) == []
+    others.close()
     elsewhere.close()
 
 
