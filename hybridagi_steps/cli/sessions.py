@@ -116,8 +116,8 @@ def resume(
 
     from hybridagi_steps.cli import render
     from hybridagi_steps.errors import InvalidSettingError
+    from hybridagi_steps.records.run import RunResult
     from hybridagi_steps.running.pending_calls import pending_calls
-    from hybridagi_steps.running.stored_events import RunResult
     from hybridagi_steps.server.program_loading import load_runner
 
     answers: dict[str, bool | str] = dict.fromkeys(allow or [], True)
