@@ -111,9 +111,8 @@ def thinking_text(blocks: Parts) -> str:
 def _thought(given: object) -> str:
     fields = as_object(given)
     if fields:  # an object of its own: {"content": …}, {"summary": …}
-        return next(
-            (t for k in ("text", "content", "summary") if (t := text_of(fields.get(k)))), ""
-        )
+        texts = (text_of(fields.get(key)) for key in ("text", "content", "summary"))
+        return next(filter(None, texts), "")
     if not isinstance(given, list):
         return as_text(given) or ""
     details = map(as_object, as_list(given))
@@ -165,9 +164,8 @@ def _read_parts(given: list[Any], unread: list[str]) -> Parts:
         else:
             parts.append(fields)
             if not _is_read(fields):
-                unread.append(
-                    f"content part of type {fields.get('type', next(iter(fields)))!r:.60}"
-                )
+                kind: object = fields.get("type", next(iter(fields)))
+                unread.append(f"content part of type {kind!r:.60}")
     return parts
 
 
@@ -211,9 +209,8 @@ def _bedrock_reasoning(part: JsonObject) -> Parts:
         return [{"type": "redacted_thinking", "data": given.get("redactedContent")}]
     if "signature" not in thought:
         return _reasoning(thought)
-    return [
-        {"type": "thinking", "thinking": thought.get("text"), "signature": thought["signature"]}
-    ]
+    signed = {"type": "thinking", "signature": thought["signature"]}
+    return [{**signed, "thinking": thought.get("text")}]
 
 
 def _use(call_id: object, name: object, given: object) -> JsonObject:
@@ -249,11 +246,10 @@ def _gemini_call(part: JsonObject) -> Parts:
 def _gemini_result(part: JsonObject) -> Parts:
     result = as_object(part.get("functionResponse") or part.get("function_response"))
     given: Any = result.get("response")
-    failed = as_object(given).keys() == {"error"}
-    for key in ("output", "result", "error"):
-        if as_object(given).keys() == {key}:
-            given = given[key]
-            break
+    fields = as_object(given)
+    failed = fields.keys() == {"error"}
+    if len(fields) == 1 and fields.keys() <= {"output", "result", "error"}:
+        (given,) = fields.values()
     said = json_text(given)
     return [_answer(result.get("id"), result.get("name"), said, failed=failed)]
 
@@ -282,9 +278,8 @@ def _medium(media_type: object, *, data: object = None, url: object = None, titl
     named = {"title": title} if title else {}
     if kind.startswith(("audio", "video")):
         return [{"type": kind.partition("/")[0], "source": source, **named}]
-    return [
-        {"type": "image" if kind.startswith("image") else "document", "source": source, **named}
-    ]
+    block = "image" if kind.startswith("image") else "document"
+    return [{"type": block, "source": source, **named}]
 
 
 def _gemini_data(part: JsonObject) -> Parts:
@@ -331,10 +326,6 @@ def _inside(key: str) -> PartReader:
     return lambda part: [{"type": "text", "text": text_of([part[key]])}]
 
 
-def _json(part: JsonObject) -> Parts:
-    return [{"type": "text", "text": json_text(part["json"])}]
-
-
 def _tool_call(part: JsonObject) -> Parts:
     """Read a call of Vercel's AI SDK or LangChain's standard blocks."""
     call_id, name = part.get("toolCallId", part.get("id")), part.get("toolName", part.get("name"))
@@ -364,10 +355,6 @@ def _ui_tool(part: JsonObject) -> Parts:
     return found
 
 
-def _nothing(_: JsonObject) -> Parts:
-    return []
-
-
 _TYPED: dict[str, PartReader] = {
     "text": _text,
     "thinking": _reasoning,
@@ -379,7 +366,7 @@ _TYPED: dict[str, PartReader] = {
     "tool-result": _tool_result,
     "tool-invocation": _ui_tool,
     "dynamic-tool": _ui_tool,
-    "step-start": _nothing,
+    "step-start": lambda _: [],
 }
 """Readers of parts by their type."""
 _UNTYPED: dict[str, PartReader] = {
@@ -393,8 +380,8 @@ _UNTYPED: dict[str, PartReader] = {
     "searchResult": _bedrock_found,
     "citationsContent": _bedrock_cited,
     "guardContent": _inside("guardContent"),
-    "cachePoint": _nothing,
-    "json": _json,
+    "cachePoint": lambda _: [],
+    "json": lambda part: [{"type": "text", "text": json_text(part["json"])}],
     "functionCall": _gemini_call,
     "function_call": _gemini_call,
     "functionResponse": _gemini_result,

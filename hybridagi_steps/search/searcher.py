@@ -168,10 +168,7 @@ class Searcher:
         return self._ranked(query, k, where, mode, None, aim)[0]
 
     def read(
-        self,
-        ranked: Sequence[RankedRow],
-        session_id: str | None = None,
-        user_id: str | None = None,
+        self, ranked: Sequence[RankedRow], session_id: str | None = None, user_id: str | None = None
     ) -> list[Found]:
         """Return the steps of rows, those that are gone left out.
 

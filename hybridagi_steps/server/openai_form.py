@@ -9,13 +9,10 @@ Reference: OpenAI, "API reference", Chat completions.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -23,8 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from hybridagi_steps.records.json_reading import text_of
-from hybridagi_steps.records.message import utc_now
-from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.running.starting import check_message
 from hybridagi_steps.server import schemas as shapes
 from hybridagi_steps.server.problems import EVERYWHERE, PROBLEM_TYPE
@@ -372,41 +367,3 @@ def usage(ending: Mapping[str, Any]) -> dict[str, Any] | None:
 def frames(bodies: Iterable[object]) -> bytes:
     """Return server-sent events without names, one for each body."""
     return b"".join(b"data: " + orjson.dumps(body) + b"\n\n" for body in bodies)
-
-
-Transcript = Sequence[tuple[str, Any]]
-"""Role and content of each message, as the client has them."""
-
-
-class End(NamedTuple):
-    """Where a conversation ended."""
-
-    session_id: str
-    position: BranchPosition
-
-
-class Conversations:
-    """The ends of conversations of clients that send the whole history and name no session.
-
-    Only keyed digests are kept, in this process alone: they tell nothing of what was said. Of more
-    than so many the one that was written first goes first.
-    """
-
-    def __init__(self, most: int = 10_000) -> None:
-        self.began_at = utc_now()
-        self._most, self._key = most, secrets.token_bytes(32)
-        self._ends: OrderedDict[bytes, End] = OrderedDict()
-
-    def keep(self, user_id: str | None, said: Transcript, end: End) -> None:
-        """Note where a user's conversation ended."""
-        self._ends[self._digest(user_id, said)] = end
-        while len(self._ends) > self._most:
-            self._ends.popitem(last=False)
-
-    def take(self, user_id: str | None, said: Transcript) -> End | None:
-        """Return where a user's conversation ended, once: two that go on are two sessions."""
-        return self._ends.pop(self._digest(user_id, said), None)
-
-    def _digest(self, user_id: str | None, said: Transcript) -> bytes:
-        text = json.dumps([user_id, *said]).encode()
-        return hashlib.blake2b(text, key=self._key, digest_size=32).digest()

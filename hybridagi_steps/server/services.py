@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 
@@ -20,8 +24,9 @@ from hybridagi_steps.errors import (
 )
 from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.message import utc_now
+from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.server.metrics import ServerMetrics
-from hybridagi_steps.server.openai_form import Conversations
 from hybridagi_steps.server.run_hub import RunHub, left_behind
 from hybridagi_steps.server.security import CALLER
 from hybridagi_steps.server.settings import ServerSettings
@@ -32,6 +37,43 @@ from hybridagi_steps.sessions.repository import SessionRepository
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Transcript = Sequence[tuple[str, Any]]
+"""Role and content of each message, as the client has them."""
+
+
+class End(NamedTuple):
+    """Where a conversation ended."""
+
+    session_id: str
+    position: BranchPosition
+
+
+class Conversations:
+    """The ends of conversations of clients that send the whole history and name no session.
+
+    Only keyed digests are kept, in this process alone: they tell nothing of what was said. Of more
+    than so many the one that was written first goes first.
+    """
+
+    def __init__(self, most: int = 10_000) -> None:
+        self.began_at = utc_now()
+        self._most, self._key = most, secrets.token_bytes(32)
+        self._ends: OrderedDict[bytes, End] = OrderedDict()
+
+    def keep(self, user_id: str | None, said: Transcript, end: End) -> None:
+        """Note where a user's conversation ended."""
+        self._ends[self._digest(user_id, said)] = end
+        while len(self._ends) > self._most:
+            self._ends.popitem(last=False)
+
+    def take(self, user_id: str | None, said: Transcript) -> End | None:
+        """Return where a user's conversation ended, once: two that go on are two sessions."""
+        return self._ends.pop(self._digest(user_id, said), None)
+
+    def _digest(self, user_id: str | None, said: Transcript) -> bytes:
+        text = json.dumps([user_id, *said]).encode()
+        return hashlib.blake2b(text, key=self._key, digest_size=32).digest()
 
 
 @dataclass(frozen=True, slots=True)

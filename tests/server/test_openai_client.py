@@ -21,7 +21,8 @@ from server_cases import TOKEN, Served, Told, echo, serving, until
 from hybridagi_steps import StepMemory, StepRunner
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.running.limits import StepRunnerConfig
-from hybridagi_steps.server.openai_form import Conversations, End, Reading
+from hybridagi_steps.server.openai_form import Reading
+from hybridagi_steps.server.services import Conversations, End
 from hybridagi_steps.server.sse import Frame
 from hybridagi_steps.server.tokens import Caller, TokenScope
 from hybridagi_steps.testing import ScriptedLM

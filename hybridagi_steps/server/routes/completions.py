@@ -21,9 +21,9 @@ from hybridagi_steps.records.message import MessageRole, Step, new_id, utc_now
 from hybridagi_steps.records.provenance import SOURCE
 from hybridagi_steps.records.store_values import BranchPosition
 from hybridagi_steps.server import openai_form
-from hybridagi_steps.server.openai_form import CompletionAsked, End, Reading
+from hybridagi_steps.server.openai_form import CompletionAsked, Reading
 from hybridagi_steps.server.schemas import answer
-from hybridagi_steps.server.services import Services, Shared, Who
+from hybridagi_steps.server.services import End, Services, Shared, Who
 from hybridagi_steps.server.slots import JsonRoute, disconnected
 from hybridagi_steps.server.sse import EventStream, Frame, LiveRun
 from hybridagi_steps.server.tokens import Caller

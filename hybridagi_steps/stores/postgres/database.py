@@ -35,15 +35,9 @@ from hybridagi_steps.errors import (
     StorageError,
 )
 from hybridagi_steps.stores.address import checked_server, secrets_of, shown_address
+from hybridagi_steps.stores.postgres import schema
 from hybridagi_steps.stores.postgres.driver_errors import translated, understood, unreachable
 from hybridagi_steps.stores.postgres.positions import locked_insert, locks_of_a_writer
-from hybridagi_steps.stores.postgres.schema import (
-    LONGEST_STATEMENT,
-    SCHEMA,
-    is_prepared,
-    migrate,
-    refuse_migrated,
-)
 from hybridagi_steps.stores.postgres.spelling import (
     READING,
     Raw,
@@ -136,7 +130,7 @@ class PostgresDatabase:
             while begun.nextset():
                 pass
             if not begun.rowcount:
-                refuse_migrated(raw, self.name)
+                schema.refuse_migrated(raw, self.name)
             yield SpellingConnection(raw)
             raw.execute(b"COMMIT")
 
@@ -166,19 +160,17 @@ class PostgresDatabase:
         values = {**values, "turn": self._name_key(beside)} if beside else values
         with self._turn_taken(beside) as (raw, wait):
             if not (wait or reads or self.lent):
-                first = raw.kept.execute(spelled(sql), values, binary=True).fetchone()
-                if first is None:
-                    refuse_migrated(raw, self.name)
-                return first
-            connection = SpellingConnection(raw)
-            with raw.pipeline():
-                for statement in filter(None, (_BEGIN_WRITING, self.lent, wait)):
-                    raw.execute(statement.encode())
-                connection.execute(locks, values)
-                answer = connection.execute(sql, values)
-                raw.execute(b"COMMIT")
+                answer = raw.kept.execute(spelled(sql), values, binary=True)
+            else:
+                connection = SpellingConnection(raw)
+                with raw.pipeline():
+                    for statement in filter(None, (_BEGIN_WRITING, self.lent, wait)):
+                        raw.execute(statement.encode())
+                    connection.execute(locks, values)
+                    answer = connection.execute(sql, values)
+                    raw.execute(b"COMMIT")
             if (first := answer.fetchone()) is None:
-                refuse_migrated(raw, self.name)
+                schema.refuse_migrated(raw, self.name)
             return first
 
     @contextmanager
@@ -300,8 +292,7 @@ class PostgresDatabase:
                 if not self._pool.wait(give_up - time.monotonic()):
                     raise StorageBusyError(
                         f"{self.name}: all {_MOST_CONNECTIONS} connections of this process were in "
-                        f"use for {seconds:g} s; try again, or give a longer "
-                        "timeout_seconds."
+                        f"use for {seconds:g} s; try again, or give a longer timeout_seconds."
                     )
                 self._refuse_closed()
             self._out += 1
@@ -363,10 +354,10 @@ class PostgresDatabase:
     def _settings(self, lent: str) -> str:
         """Return the query that sets what statements stand on, where `lent` for a transaction."""
         return _SETTINGS.format(
-            schema=SCHEMA,
+            schema=schema.SCHEMA,
             timeout=_milliseconds(self.timeout_seconds),
             pause=_LONGEST_PAUSE,
-            statement=LONGEST_STATEMENT,
+            statement=schema.LONGEST_STATEMENT,
             normal=self.durability == "normal",
             reading=READING,
             lent=lent,
@@ -391,14 +382,14 @@ class PostgresDatabase:
             with raw.transaction():
                 raw.execute((self.lent or "SELECT").encode())
                 self.writable = raw.execute(b"SHOW transaction_read_only").fetchone() == ("off",)
-                if is_prepared(raw, self.name):
+                if schema.is_prepared(raw, self.name):
                     return
             if not self.writable:
                 raise ReadOnlyStorageError(
                     f"{self.name} has no step memory or one of an earlier version, and cannot be "
                     "written here: open it once where it can be."
                 )
-            migrate(raw, self.name, self.timeout_seconds)
+            schema.migrate(raw, self.name, self.timeout_seconds)
 
     def _refuse_closed(self) -> None:
         if self._closed:
