@@ -237,6 +237,12 @@ class RunResult(NamedTuple):
         assert event is not None  # noqa: S101 - a stream has a first event and a last
         return cls(event.run_id, answer, event.data or {})
 
+    @classmethod
+    async def of_any(cls, events: AsyncGenerator[StepEvent]) -> Self | None:
+        """Read a run to its end; None where there is nothing to do."""
+        first = await anext(events, None)
+        return None if first is None else await cls.of(events, first=first)
+
     def checked(self, raised: BaseException | None = None) -> Self:
         """Return the result of a run that completed or paused; else raise RunFailedError."""
         if self.status in ("completed", "paused"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -184,16 +182,10 @@ def test_kill_nine_at_any_moment_leaves_all_or_nothing(
         fill(memory, 150)
         memory.flush()
         steps = memory.stats()["steps"]
-    chance, kills, there = random.Random(5), 0, 0
-    for attempt in count():
-        child, told = piped(lambda pipe: _copy(place, target, pipe))
-        for _ in range(chance.randint(0, 12 + attempt)):
-            os.read(told, 1)
-        time.sleep(chance.random() * 0.02)
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
+    kills = there = 0
+    for pages in count(step=4):
+        child, told = piped(lambda _: _copy(place, target, pages))  # noqa: B023 - called at once
+        _, status = os.waitpid(child, 0)
         os.close(told)
         with _memory(target) as copy:
             there = copy.stats()["steps"]
@@ -208,12 +200,16 @@ def test_kill_nine_at_any_moment_leaves_all_or_nothing(
         assert copy.verify() == []
 
 
-def _copy(place: str, target: str, pipe: int) -> None:
-    def tell(_done: int, _total: int) -> None:
-        os.write(pipe, b".")
+def _copy(place: str, target: str, pages: int) -> None:
+    """Copy, and die without a word after so many pages were written or read back."""
+    left = count(pages, -1)
+
+    def die_in_turn(_done: int, _total: int) -> None:
+        if next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     with _memory(place) as memory:
-        memory.copy_to(target, tell)
+        memory.copy_to(target, die_in_turn)
 
 
 def test_a_copy_is_of_one_moment_while_others_write(places: tuple[str, str]) -> None:
