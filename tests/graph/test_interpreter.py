@@ -734,4 +734,6 @@ def test_the_interpreter_is_measured_against_its_own_predictors() -> None:
     result = interpreter_cost.measure(rounds=8, nodes=10)
     assert list(result["times"]) == ["bare predictors", "agent", "recorded", "stored"]
     assert all(times["wall_ms"] > 0 for times in result["times"].values())
-    assert result["interpreter"]["cpu_ms_least"] < 1.5  # it hears what its models cost
+    # It hears what its models cost. A ratio to what DSPy itself takes in the same run: 1.8 quiet.
+    bare = result["times"]["bare predictors"]["cpu_ms_least"]
+    assert result["interpreter"]["cpu_ms_least"] < 4 * bare
