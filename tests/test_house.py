@@ -18,7 +18,7 @@ GRAPH = import_graph(PACKAGE)
 DOORS = {"hybridagi_steps", "hybridagi_steps.programs", "hybridagi_steps.programs.tools"}
 """Documented names that lead to modules of other rooms; nothing inside imports them."""
 
-MOST_FILES = 372
+MOST_FILES = 370
 MOST_FILES_IN_A_FOLDER = 20
 MOST_SWITCHED_OFF = 40
 TESTS_TO_SOURCE = (0.9, 1.5)

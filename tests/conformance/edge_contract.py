@@ -113,7 +113,8 @@ class EdgeContract:
         for call in asked:
             with pytest.raises(InvalidQueryError, match="UUID"):
                 call(value)
-        for key in ("session_id", "run_id", "user_id", "program", "scope"):
+        several = () if isinstance(value, list) else ("run_id", "user_id")
+        for key in ("session_id", "program", "scope", *several):
             if value is not None and not isinstance(value, bytes):  # bytes are read as a text
                 with pytest.raises(InvalidFilterError, match=key):
                     filled.find({key: value})
