@@ -1,4 +1,4 @@
-"""The page's runs in a real browser: details, filters, comparison, scores; small screens and keys.
+"""The page's runs in a real browser: details, filters, comparison, scores, pauses; small screens.
 
 Needs playwright and a Chromium of the system; nothing is downloaded.
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -129,6 +130,33 @@ def test_runs_are_filtered_by_the_address_and_back_undoes_it(page: Any, served: 
     page.get_by_label("User").fill("bob")
     page.get_by_label("User").press("Enter")
     until(lambda: cards.count() == 1 and "right" in cards.first.inner_text())
+
+
+def test_an_address_asks_for_several_users_alternatives_and_operators(
+    page: Any, served: Served
+) -> None:
+    opened(page, served, "/runs?user_id=ann&user_id=bob")
+    cards = page.locator(".list .card")
+    until(lambda: cards.count() == 2)
+    assert page.get_by_label("User").input_value() == "ann, bob"
+    either = ['{"user_id": "bob"}', '{"metadata": {"topic": {"prefix": "refund"}}}']
+    text = "&".join(urlencode({"any_of": each}) for each in either)
+    page.evaluate("text => { location.hash = `#/runs?${text}` }", text)
+    until(lambda: cards.count() == 2 and "right" in "".join(cards.all_inner_texts()))
+    field = page.get_by_label("any_of")
+    assert field.input_value() == ", ".join(either)
+    field.fill(f'{{"user_id": "ann"}}, {either[1]}')
+    field.press("Enter")
+    until(lambda: page.url.count("any_of=") == 2)
+    until(lambda: cards.count() == 2 and "left" in "".join(cards.all_inner_texts()))
+    page.evaluate("location.hash = '#/runs?since=2020-01-01T10:00:00Z&user_id=bob'")
+    until(lambda: cards.count() == 1 and "right" in cards.first.inner_text())
+    page.evaluate("location.hash = '#/runs?since=yesterday'")
+    page.get_by_role("alert").wait_for()
+    asked = urlencode({"q": "refund", "metadata": '{"topic": {"contains": "fund"}}'})
+    page.evaluate("text => { location.hash = `#/search?${text}` }", asked)
+    page.locator(".hit").filter(has_text="refunded").wait_for()
+    assert page.locator(".hit").count() == 1
 
 
 def test_two_runs_are_compared_and_made_a_dataset(page: Any, served: Served) -> None:
