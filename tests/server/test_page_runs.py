@@ -295,3 +295,16 @@ def test_a_hit_shows_the_answer_and_no_markup(page: Any, tmp_path: Path) -> None
             for place in range(2):
                 hits.nth(place).get_by_text("Whole step").click()
             assert "01a20a35" not in page.locator(".hits").inner_text()
+
+
+def test_a_row_shows_all_answers_and_not_the_reasoning(page: Any, tmp_path: Path) -> None:
+    said = {"reasoning": "It hums.", "summary": "s" * 300, "queue": "lifts", "urgent": False}
+    step = {"step_type": "Action", "run_id": "lift", "inputs": {"purpose": "sort"}, "outputs": said}
+    with StepMemory(tmp_path / "lifts.db", embedder="hashing") as memory:
+        memory.add(AgentStep.model_validate(step))
+        with serving(memory) as served:
+            opened(page, served, "/runs/lift")
+            row = page.get_by_role("treeitem")
+            row.wait_for()
+            assert row.inner_text().endswith("… · queue: lifts · urgent: false")
+            assert "hums" not in row.inner_text()
