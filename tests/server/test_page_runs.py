@@ -375,6 +375,8 @@ def test_a_run_that_pauses_is_answered_after_a_reload(
         page.locator(".message-assistant").get_by_text(said).wait_for()
         page.get_by_role("button", name="Export").wait_for()
         assert question.count() == 0
+        opened(page, served, f"/runs/{memory.runs()[-1].run_id}")
+        page.get_by_text("It paused for an answer").wait_for()
     assert payments.paid == paid
 
 
