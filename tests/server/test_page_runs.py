@@ -1,4 +1,4 @@
-"""The page's runs in a real browser: details, filters, comparison, scores; small screens and keys.
+"""The page's runs in a real browser: details, filters, comparison, scores, pauses; small screens.
 
 Needs playwright and a Chromium of the system; nothing is downloaded.
 """
@@ -17,16 +17,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
-from hybridagi_steps import AgentStep, StepMemory
+from hybridagi_steps import AgentStep, StepMemory, StepRunner, StepRunnerConfig, UserQuestions
 
 pytest.importorskip("fastapi", reason="the page is served by the extra `server`")
 pytest.importorskip("playwright.sync_api", reason="drives a browser")
 
 from server_cases import BROWSER, TOKEN, Served, fill, serving, until
-from test_page import browser, page  # noqa: F401 - fixtures  # pyright: ignore[reportUnusedImport]
+from test_page import FAINT, browser, page  # noqa: F401 - fixtures  # pyright: ignore[reportUnusedImport]
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
@@ -129,6 +130,33 @@ def test_runs_are_filtered_by_the_address_and_back_undoes_it(page: Any, served: 
     page.get_by_label("User").fill("bob")
     page.get_by_label("User").press("Enter")
     until(lambda: cards.count() == 1 and "right" in cards.first.inner_text())
+
+
+def test_an_address_asks_for_several_users_alternatives_and_operators(
+    page: Any, served: Served
+) -> None:
+    opened(page, served, "/runs?user_id=ann&user_id=bob")
+    cards = page.locator(".list .card")
+    until(lambda: cards.count() == 2)
+    assert page.get_by_label("User").input_value() == "ann, bob"
+    either = ['{"user_id": "bob"}', '{"metadata": {"topic": {"prefix": "refund"}}}']
+    text = "&".join(urlencode({"any_of": each}) for each in either)
+    page.evaluate("text => { location.hash = `#/runs?${text}` }", text)
+    until(lambda: cards.count() == 2 and "right" in "".join(cards.all_inner_texts()))
+    field = page.get_by_label("any_of")
+    assert field.input_value() == ", ".join(either)
+    field.fill(f'{{"user_id": "ann"}}, {either[1]}')
+    field.press("Enter")
+    until(lambda: page.url.count("any_of=") == 2)
+    until(lambda: cards.count() == 2 and "left" in "".join(cards.all_inner_texts()))
+    page.evaluate("location.hash = '#/runs?since=2020-01-01T10:00:00Z&user_id=bob'")
+    until(lambda: cards.count() == 1 and "right" in cards.first.inner_text())
+    page.evaluate("location.hash = '#/runs?since=yesterday'")
+    page.get_by_role("alert").wait_for()
+    asked = urlencode({"q": "refund", "metadata": '{"topic": {"contains": "fund"}}'})
+    page.evaluate("text => { location.hash = `#/search?${text}` }", asked)
+    page.locator(".hit").filter(has_text="refunded").wait_for()
+    assert page.locator(".hit").count() == 1
 
 
 def test_two_runs_are_compared_and_made_a_dataset(page: Any, served: Served) -> None:
@@ -267,3 +295,134 @@ def test_a_hit_shows_the_answer_and_no_markup(page: Any, tmp_path: Path) -> None
             for place in range(2):
                 hits.nth(place).get_by_text("Whole step").click()
             assert "01a20a35" not in page.locator(".hits").inner_text()
+
+
+def test_a_row_shows_all_answers_and_not_the_reasoning(page: Any, tmp_path: Path) -> None:
+    said = {"reasoning": "It hums.", "summary": "s" * 300, "queue": "lifts", "urgent": False}
+    step = {"step_type": "Action", "run_id": "lift", "inputs": {"purpose": "sort"}, "outputs": said}
+    with StepMemory(tmp_path / "lifts.db", embedder="hashing") as memory:
+        memory.add(AgentStep.model_validate(step))
+        with serving(memory) as served:
+            opened(page, served, "/runs/lift")
+            row = page.get_by_role("treeitem")
+            row.wait_for()
+            assert row.inner_text().endswith("… · queue: lifts · urgent: false")
+            assert "hums" not in row.inner_text()
+
+
+class Payments:
+    """An agent that pays whom it is told to, or asks by what train, and says what came of it."""
+
+    def __init__(self) -> None:
+        self.paid: list[str] = []
+
+    def pay(self, to: str) -> str:
+        """Pay."""
+        self.paid.append(to)
+        return f"paid {to}"
+
+    def __call__(self, messages: list[dict[str, Any]]) -> Any:
+        """Answer."""
+        said = str(messages[-1]["content"])
+        if messages[-1]["role"] == "tool":
+            return f"It said: {said}"
+        tool, argument = ("ask_user", "question") if said.endswith("?") else ("pay", "to")
+        calls = [
+            {"id": f"call-{n}", "function": {"name": tool, "arguments": json.dumps({argument: to})}}
+            for n, to in enumerate(said.split(" and "))
+        ]
+        return {"role": "assistant", "tool_calls": [{"type": "function", **call} for call in calls]}
+
+    def served(self, memory: StepMemory) -> StepRunner:
+        """A runner of it that waits for whoever reads to allow a payment."""
+        config = StepRunnerConfig(consent=lambda asked: True if asked.tool == "ask_user" else None)
+        tools = [self.pay, UserQuestions(memory).ask_user]
+        return StepRunner(self, memory, tools=tools, config=config)
+
+
+def asked_to(page: Any, served: Served, words: str) -> None:
+    """Begin a session with words."""
+    opened(page, served, "/sessions/desk?begin=1")
+    page.get_by_label("Message", exact=True).fill(words)
+    page.get_by_label("Message", exact=True).press("Enter")
+
+
+@pytest.mark.parametrize(
+    ("button", "paid", "said"),
+    [
+        ("Allow", ["Ann"], "It said: paid Ann"),
+        ("Deny", [], "It said: Error: the user did not allow this call."),
+    ],
+)
+def test_a_run_that_pauses_is_answered_after_a_reload(
+    page: Any, memory: StepMemory, button: str, paid: list[str], said: str
+) -> None:
+    payments = Payments()
+    with serving(memory, payments.served(memory)) as served:
+        asked_to(page, served, "Ann")
+        question = page.get_by_role("alertdialog")
+        question.wait_for()
+        page.reload()
+        question.wait_for()
+        assert "pay" in question.inner_text()
+        assert '"to": "Ann"' in question.inner_text()
+        assert payments.paid == []
+        question.get_by_role("button", name=button).click()
+        page.locator(".message-assistant").get_by_text(said).wait_for()
+        page.get_by_role("button", name="Export").wait_for()
+        assert question.count() == 0
+        page.reload()
+        page.locator(".message-assistant").get_by_text(said).wait_for()
+        page.get_by_role("button", name="Export").wait_for()
+        assert question.count() == 0
+        opened(page, served, f"/runs/{memory.runs()[-1].run_id}")
+        page.get_by_text("It paused for an answer").wait_for()
+    assert payments.paid == paid
+
+
+def test_calls_are_allowed_one_by_one_and_not_again_in_another_tab(
+    page: Any, memory: StepMemory
+) -> None:
+    payments = Payments()
+    with serving(memory, payments.served(memory)) as served:
+        asked_to(page, served, f"Ann and {'Bob' * 400}")
+        questions = page.get_by_role("alertdialog")
+        until(lambda: questions.count() == 2)
+        assert "Bob" * 400 in questions.last.inner_text(), "what is allowed is seen whole"
+        other = page.context.new_page()
+        other.goto(f"{served.address}/#token={TOKEN}")
+        other.goto(f"{served.address}/#/sessions/desk")
+        late = other.get_by_role("alertdialog")
+        until(lambda: late.count() == 2)
+        questions.first.get_by_role("button", name="Allow").click()
+        until(lambda: questions.count() == 1 and payments.paid == ["Ann"])
+        questions.get_by_role("button", name="Deny").click()
+        page.locator(".message-assistant").get_by_text("It said:").wait_for()
+        late.first.get_by_role("button", name="Allow").click()
+        other.get_by_text("nothing left to do").wait_for()
+        until(lambda: late.count() == 0)
+        other.close()
+    assert payments.paid == ["Ann"]
+
+
+@pytest.mark.parametrize("width", [320, 1440])
+def test_a_long_question_is_answered_on_any_screen(
+    page: Any, memory: StepMemory, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 600})
+    with serving(memory, Payments().served(memory)) as served:
+        asked_to(page, served, f"By which train {'or bus ' * 60}?")
+        answer = page.get_by_label("By which train")
+        answer.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for check in (FAINT, SIDEWAYS, UNNAMED):
+            assert page.evaluate(check) == []
+        send = page.get_by_role("button", name="Send").bounding_box()
+        assert send["y"] + send["height"] <= 600, "a long question leaves room to say something"
+        answer.fill("the slow one")
+        button = page.get_by_role("button", name="Answer")
+        box = button.bounding_box()
+        assert box["x"] + box["width"] <= width
+        assert box["height"] < 60
+        button.click()
+        page.locator(".message-assistant").get_by_text("It said: the slow one").wait_for()

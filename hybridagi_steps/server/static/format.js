@@ -93,11 +93,11 @@ export function outcome(outputs) {
   const values = outputs || {};
   const main = ["result", "observation", "choice"].find((key) => key in values);
   if (main) return readable(values[main]);
-  const all = Object.entries(told(values));
+  const all = Object.entries(told(values)).reverse();
   const answers = all.filter(([name]) => !UNASKED.has(name));
   const shown = answers.length ? answers : all;
   if (shown.length === 1) return readable(shown[0][1]);
-  return shown.map(([name, value]) => `${name}: ${short(readable(value), 90)}`).join(" · ");
+  return shown.map(([name, value]) => `${name}: ${short(readable(value), Math.max(20, 150 / shown.length))}`).join(" · ");
 }
 
 export const tokens = (metrics) => {

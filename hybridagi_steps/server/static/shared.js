@@ -87,12 +87,14 @@ export const Choice = ({ name, label, value = "", options, onChange }) => html`<
 
 const STATUSES = [["", "any"], ["ok", "ok"], ["error", "error"], ["partial", "partial"], ["cancelled", "cancelled"], ["paused", "paused"]];
 const NAMES = [["tools", "Tool"], ["program", "Program"], ["user_id", "User"], ["session_id", "Session"]];
-const SEVERAL = new Set(["tools", "user_id", "run_id", "exclude_run_id", "sources", "predictors", "signatures", "kinds"]); // with commas and blanks between them
+// What may be several in a field, and what stands between them: commas with blanks, of filters those outside.
+const SEVERAL = Object.fromEntries(["tools", "user_id", "run_id", "exclude_run_id", "sources", "predictors", "signatures", "kinds"].map((name) => [name, /,\s+/]));
+SEVERAL.exclude = SEVERAL.any_of = /(?<=\}),\s+(?=\{)/;
 
 // Conditions on steps, as searches and the list of runs take them; they live in the address.
 export function Filters({ values, onChange, children }) {
   const { seesAll } = useCaller();
-  const change = ({ target: { name, value } }) => onChange({ [name]: SEVERAL.has(name) ? value.split(/,\s+/) : value });
+  const change = ({ target: { name, value } }) => onChange({ [name]: name in SEVERAL ? value.split(SEVERAL[name]) : value });
   const names = NAMES.filter(([name]) => name !== "user_id" || seesAll); // of one user there is nothing to choose
   return html`<fieldset class="filters"><legend class="hidden">Filters</legend>
     ${children}
@@ -110,13 +112,18 @@ const OTHERS = ["run_id", "program_id", "scope", "exclude_run_id", "metadata", "
 const CONDITIONS = ["status", ...NAMES.map(([name]) => name), "min_score", "since", "until", ...OTHERS];
 const chosenOf = (query) => Object.fromEntries(CONDITIONS.filter((key) => query[key]).map((key) => [key, query[key]]));
 const DAY_MS = 86400000;
+// A day of this place as the server takes it; any other time, which only an address has, as it is.
+function midnight(day, later) {
+  const time = +new Date(`${day}T00:00`);
+  return Number.isNaN(time) ? day : new Date(time + later).toISOString();
+}
 
 // What the address asks for: as the address has it, and as the server takes it.
 export function conditions(query) {
   const shown = chosenOf(query);
   const sent = { ...shown };
-  if (sent.since) sent.since = new Date(`${sent.since}T00:00`).toISOString();
-  if (sent.until) sent.until = new Date(+new Date(`${sent.until}T00:00`) + DAY_MS).toISOString();
+  if (sent.since) sent.since = midnight(sent.since, 0);
+  if (sent.until) sent.until = midnight(sent.until, DAY_MS);
   return { shown, sent };
 }
 

@@ -71,7 +71,7 @@ export async function follow(asked, onEvent, { onLine = () => {}, signal } = {})
       if (signal?.aborted || !state.runId || refused) throw error;
     }
     if (state.ended) break;
-    if (!state.runId) throw new Error("The server closed the stream before the run began.");
+    if (!state.runId) throw new Error("The server began no run: there was nothing left to do, or it is ending.");
     onLine(false);
     await pause(Math.min(LONGEST_PAUSE_MS, 250 * 2 ** tries));
   }

@@ -12,6 +12,7 @@ import { Timeline } from "./timeline.js";
 import { Tree, rowsOf } from "./tree.js";
 
 const LOOK_MS = 1500;
+const NO_RESULT = { running: "Still running.", paused: "It paused for an answer; its session goes on from there." };
 
 // What was asked, what came of it, and what can be seen of how it went.
 function Overview({ value, ends, onChoose }) {
@@ -21,7 +22,7 @@ function Overview({ value, ends, onChoose }) {
   const came = (ends.get(call?.id) || (steps.length === 1 ? call : null))?.outputs;
   return html`<section class="step-details" aria-label="Overview"><h2>Overview</h2>
     <h3>Asked</h3><${Values} of=${given} />
-    ${!errorOf(came) && html`<h3>Result</h3>${came ? html`<${Values} of=${told(came)} />` : html`<p class="quiet-text">${run.status === "running" ? "Still running." : "It has no end."}</p>`}`}
+    ${!errorOf(came) && html`<h3>Result</h3>${came && run.status !== "paused" ? html`<${Values} of=${told(came)} />` : html`<p class="quiet-text">${NO_RESULT[run.status] || "It has no end."}</p>`}`}
     ${run.status !== "running" && html`<${Outlook} id=${run.run_id} version=${run.score} onChoose=${onChoose} />`}</section>`;
 }
 

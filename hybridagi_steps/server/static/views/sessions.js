@@ -1,7 +1,7 @@
 // Sessions: the list at the left, the conversation in the middle, what belongs to it at the right.
 
 import * as api from "../api.js";
-import { ago, amount, exactTime, messageText, newId, short } from "../format.js";
+import { ago, amount, exactTime, messageText, newId, short, text } from "../format.js";
 import { address, go, link, to } from "../navigation.js";
 import { html, useCallback, useEffect, useRef, useState } from "../preact.js";
 import { Busy, Empty, Failure, Tabs, download, useCaller, useLoaded, useProgram } from "../shared.js";
@@ -84,7 +84,8 @@ function useLive(id, refresh) {
   const [problem, setProblem] = useState(null);
   const [waiting, setWaiting] = useState(null); // what a paused run waits for
   const reading = useRef(null);
-  useEffect(() => () => { reading.current?.abort(); reading.current = null; setWaiting(null); }, [id]);
+  const known = useRef(null); // the run that was read last: joining it again would tell nothing new
+  useEffect(() => () => { reading.current?.abort(); reading.current = known.current = null; setWaiting(null); }, [id]);
 
   // Resolves once the server has taken it up, to whether it did.
   const read = (asked, shown = [], kept = null) => new Promise((accepted) => {
@@ -94,6 +95,7 @@ function useLive(id, refresh) {
     setLive({ steps: shown, stored: 0, runId: asked.runId || null, online: true, kept });
     const take = (event) => {
       accepted(true);
+      known.current = event.run_id;
       if (event.type === "run_started") setWaiting(null);
       if (event.type === "run_paused") setWaiting({ runId: event.run_id, calls: event.data?.waiting || [] });
       if (REASONS[event.type]) setProblem(problemOf(event));
@@ -112,7 +114,11 @@ function useLive(id, refresh) {
         refresh();
       });
   });
-  const join = (runId) => { if (!reading.current) read({ runId }); };
+  const join = (runId) => {
+    if (reading.current || known.current === runId) return;
+    known.current = runId;
+    read({ runId });
+  };
   return { live, problem, waiting, setProblem, read, join };
 }
 
@@ -167,11 +173,10 @@ export function SessionView({ id }) {
   const { live, problem, waiting, setProblem, read, join } = useLive(id, refresh);
   const { value, error, loading } = useLoaded(() => load(id), [id, version]);
   const erasable = useCaller().may("delete");
+  const paused = value?.runs[0]?.status === "paused" ? value.runs[0] : null; // unless it has gone on elsewhere
   useEffect(() => {
-    const running = value?.runs.find((run) => run.status === "running");
-    const [last] = value?.runs || [];
-    const paused = last?.status === "paused" && waiting?.runId !== last.run_id ? last : null;
-    if (running || paused) join((running || paused).run_id);
+    const open = value?.runs.find((run) => run.status === "running") || paused;
+    if (open) join(open.run_id);
   }, [value]);
 
   const send = (message) => read({ path: "chat/stream/v2", body: { session_id: id, message } },
@@ -203,7 +208,8 @@ export function SessionView({ id }) {
       <${Notes} of=${value?.details.metadata} />
       <${Busy} on=${loading && !stored.length} /><${Failure} error=${error} />
       <${Conversation} steps=${[...kept, ...(live?.steps || [])]} rendered=${value?.html || {}} live=${Boolean(live)} fixed=${Boolean(live) || !hasProgram} onFork=${fork} onRetry=${retry} />
-      ${!live && hasProgram && waiting?.calls.map((call) => html`<${Waiting} key=${call.call_id} call=${call} onAnswer=${(answer) => resume(call.call_id, answer)} />`)}
+      ${!live && hasProgram && paused && waiting?.runId === paused.run_id && html`<div class="waiting">${waiting.calls.map((call) => html`
+        <${Waiting} key=${call.call_id} call=${call} onAnswer=${(answer) => resume(call.call_id, answer)} />`)}</div>`}
       <${Failure} error=${problem} />
       ${hasProgram || live ? html`<${Composer} id=${id} busy=${Boolean(live)} onSend=${send} onStop=${() => live?.runId && tried(api.cancel(live.runId))} />` : html`<${NoProgram} />`}
     </section>
@@ -224,7 +230,7 @@ function Waiting({ call, onAnswer }) {
       <button class="primary">Answer</button></form>`;
   }
   return html`<div class="consent" role="alertdialog" aria-label="The program asks for permission">
-    <p>The program wants to use <strong>${call.tool}</strong>.</p><pre>${short(call.arguments, 600)}</pre>
+    <p>The program wants to use <strong>${call.tool}</strong>.</p><pre>${text(call.arguments)}</pre>
     <button type="button" class="primary" onClick=${() => onAnswer(true)}>Allow</button>
     <button type="button" onClick=${() => onAnswer(false)}>Deny</button></div>`;
 }
