@@ -10,6 +10,7 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +415,42 @@ def test_a_file_of_an_embedder_that_is_not_here_says_how_to_go_on(tmp_path: Path
         assert memory.search("refund", mode="lexical")
         memory.reembed(advice[1])
         assert memory.search("refund")
+
+
+class TestRefusals:
+    def test_a_context_of_another_users_session(self, memory: hs.StepMemory) -> None:
+        memory.session("private", user_id="ann").append({"role": "user", "content": "It is 1234."})
+        assert len(memory.session("private", user_id="ann").context().messages) == 1
+        for name in ("private", "missing"):
+            with pytest.raises(hs.errors.NotAllowedError, match="another user's"):
+                memory.session(name, user_id="bob").context()
+
+    def test_a_list_that_holds_nobody_lets_nobody_pass(self, memory: hs.StepMemory) -> None:
+        memory.add(action("pay").model_copy(update={"user_id": "ann"}))
+        for users in ([None], ["ann", None]):
+            with pytest.raises(hs.errors.InvalidFilterError, match="user_id"):
+                memory.find({"user_id": users})
+
+    @pytest.mark.parametrize("address", [3, None])
+    def test_a_copy_to_no_address(self, memory: hs.StepMemory, address: Any) -> None:
+        with pytest.raises(hs.errors.UnsupportedAddressError, match="a text or a path"):
+            memory.copy_to(address)
+
+    def test_a_class_is_no_function(self, memory: hs.StepMemory) -> None:
+        class Desk:
+            pass
+
+        with pytest.raises(hs.errors.InvalidSettingError, match="a method of Desk"):
+            hs.record(memory)(Desk)
+
+    def test_autolog_where_dspy_cannot_be_configured(self, memory: hs.StepMemory) -> None:
+        dspy.configure(callbacks=[])
+        with (
+            ThreadPoolExecutor(1) as pool,
+            pytest.raises(hs.errors.InvalidSettingError, match=r"with hs\.record"),
+        ):
+            pool.submit(hs.autolog, memory).result()
+
+    def test_a_session_is_named_by_a_text(self, memory: hs.StepMemory) -> None:
+        with pytest.raises(hs.errors.InvalidStepError, match="session_id is a text"):
+            memory.session(3)  # pyright: ignore[reportArgumentType] - what is refused

@@ -230,12 +230,16 @@ def _no_number(name: str) -> Any:
 def _pair(option: str, text: str) -> tuple[str, Any]:
     """Read KEY=VALUE; the value is JSON (or True, False, None as Python has them), else text."""
     key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise typer.BadParameter(f"{option}: {text!r} is not KEY=VALUE.")
+    if not equals or not key or key[-1] in "<>!":
+        raise typer.BadParameter(
+            f'{option}: {text!r} is not KEY=VALUE; a range is price={{"gte": 3, "lt": 9}}.'
+        )
     if value in _PYTHONS_OWN:
         return key, _PYTHONS_OWN[value]
     unique = partial(_object, option)
     try:
         return key, json.loads(value, parse_constant=_no_number, object_pairs_hook=unique)
-    except ValueError:
+    except ValueError as error:
+        if value[:1] in ("{", "["):
+            raise typer.BadParameter(f"{option}: {value!r} is no JSON ({error}).") from error
         return key, value

@@ -167,6 +167,8 @@ class record:  # noqa: N801 - reads as a statement: with record(memory)
         """
         if isinstance(function, dspy.Module):
             raise InvalidSettingError("hs.record is for functions; hs.Recorded(program, memory).")
+        if inspect.isclass(function):
+            raise InvalidSettingError(f"hs.record decorates a method of {function.__name__}.")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidSettingError(
                 f"{function.__name__} is a generator: record who consumes it, with hs.record(…)."
@@ -294,20 +296,31 @@ def autolog(
     Raises:
         InvalidMemoryError: `memory` has no `add` and `run`, or keeps no prompts.
         InvalidStepError: A label that no step can carry.
+        InvalidSettingError: Another thread or task has configured DSPy.
     """
     labels: dict[str, Any] = {"session_id": session_id, "user_id": user_id, "tags": tags}
     labels["keep_prompts"] = keep_prompts
     before: list[Any] = dspy.settings.callbacks
     others = [each for each in before if not isinstance(each, _ProcessRecorder)]
     if disable:
-        dspy.configure(callbacks=others)
+        _configure(others)
         return
     recorder = _ProcessRecorder(memory, **labels)
     recorder.labels = labels
     recorders = (each for each in before if isinstance(each, StepRecorder))
     same = [each for each in recorders if each.memory is memory]
     if not any(getattr(each, "labels", labels) == labels for each in same):
-        dspy.configure(callbacks=[*others, recorder])
+        _configure([*others, recorder])
+
+
+def _configure(callbacks: list[Any]) -> None:
+    try:
+        dspy.configure(callbacks=callbacks)
+    except RuntimeError as error:
+        raise InvalidSettingError(
+            f"hs.autolog sets what all of DSPy uses, so it is called where dspy.configure may be; "
+            f"elsewhere write `with hs.record(memory):`. DSPy says: {error}"
+        ) from error
 
 
 def in_context(function: Callable[P, R]) -> Callable[P, R]:

@@ -80,6 +80,8 @@ def _names(value: Any) -> Any:
     names: list[Any] = [*map(_id_text, value)]
     if not names:
         raise ValueError("the list is empty; leave the key out to let all pass")
+    if None in names:
+        raise ValueError("the list holds None, which would let all pass; name each one")
     if all(isinstance(name, str) for name in names):
         names = list(dict.fromkeys(names))
     return names[0] if len(names) == 1 else names

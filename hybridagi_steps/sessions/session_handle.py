@@ -18,6 +18,7 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunResult
 from hybridagi_steps.records.store_values import Attempt, BranchPosition
 from hybridagi_steps.sessions.repository import Message, SessionRepository
+from hybridagi_steps.validation import check_id
 
 UserMessage = str | list[dict[str, Any]]
 """What a user says: a text, or a provider's content parts."""
@@ -67,7 +68,11 @@ class SessionHandle:
             repository: Where it is; of one user, if that acts for one.
             session_id: The session.
             program: What answers in it: a StepRunner, or a program for one with the usual config.
+
+        Raises:
+            InvalidStepError: The id is no text, or none that can be stored.
         """
+        check_id("session_id", session_id)
         self.repository, self.session_id, self._program = repository, session_id, program
 
     @property
@@ -124,13 +129,18 @@ class SessionHandle:
     def context(
         self, query: str | None = None, *, system_prompt: str | None = None, **options: Any
     ) -> Any:
-        """Return what a model would be sent of it, a `Context` with its messages and receipt.
+        """Return its messages under a budget and what it recalls, a `Context` with its receipt.
 
         Args:
             query: What older steps are recalled for; by default the newest messages.
             system_prompt: Put before everything.
             options: Of `ContextBuilder`, such as `budget` and `k`.
+
+        Raises:
+            NotAllowedError: The session is another user's.
+            UnknownSessionError: It is not there.
         """
+        self.repository.check_allowed(self.session_id)
         builder = public_name("ContextBuilder")(self.repository.memory, **options)
         asked = {"query": query, "system_prompt": system_prompt}
         return builder.build(session_id=self.session_id, **asked)

@@ -114,7 +114,10 @@ class Copying(OnStore):
         self, address: str | os.PathLike[str], progress: Progress | None
     ) -> tuple[CopyReport, Sums]:
         """Copy this namespace; return its sums, too."""
-        place, done = os.fspath(address), 0
+        # Loaded here because that opens back-ends, which know copies.
+        from hybridagi_steps.stores import address_text
+
+        place, done = address_text(address), 0
         if place == ":memory:":
             raise UnsupportedAddressError("a copy in memory is gone at once; name a file.")
         source = tables_of(self._open_store)

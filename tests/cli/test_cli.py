@@ -428,6 +428,8 @@ def test_a_reading_command_does_not_make_a_file(run: Run, command: str, tmp_path
         (["search", "x", "--since", "yesterday"], "yesterday"),
         (["search", "x", "--until", "0001-01-01T00:00+14:00"], "--until"),
         (["search", "x", "--metadata", "novalue"], "KEY=VALUE"),
+        (["search", "x", "--metadata", "price>=3"], "a range is price="),
+        (["search", "x", "--metadata", 'price={"gte": 3'], "is no JSON"),
         (["search", "x", "--colour", "red"], "--colour"),
         (["show", "nothing-here"], "nothing-here"),
         (["show"], "ID"),

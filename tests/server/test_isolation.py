@@ -92,7 +92,11 @@ ROUTES: dict[tuple[str, str], list[Asked]] = {
             {"model": "echo", "messages": [{"role": "user", "content": "me too"}], "user": "ann"},
         ),
     ],
+    ("POST", "/v1/responses"): [
+        Asked("/v1/responses", {"model": "echo", "input": "me too", "user": "ann"}),
+    ],
     ("GET", "/v1/models"): [Asked("/v1/models", refused=False)],
+    ("GET", "/v1/models/{model}"): [Asked("/v1/models/echo", refused=False)],
     ("GET", "/runs"): [Asked("/runs", refused=False)],
     ("GET", "/runs/{run_id}"): [Asked("/runs/{run}")],
     ("GET", "/runs/{run_id}/outlook"): [Asked("/runs/{run}/outlook")],
@@ -391,7 +395,7 @@ def test_no_tool_of_mcp_tells_another_users_steps(world: World) -> None:
         assert listed == set(asked)
         listed_runs, *_ = await server.read_resource("steps://runs")
         assert world.run_id not in str(listed_runs)
-        with pytest.raises(Exception, match="Error creating resource"):
+        with pytest.raises(Exception, match="no run has the id"):
             await server.read_resource(f"steps://runs/{world.run_id}")
         assert SECRET not in str(await server.get_prompt("recall", {"task": "anything"}))
         return asked

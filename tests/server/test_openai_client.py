@@ -306,6 +306,22 @@ class TestResponses:
             asking.create(model="echo", input="three", previous_response_id=first.id)
         assert [*sessions(served).values()] == [messages]
 
+    def test_a_session_can_be_named(self, served: Served) -> None:
+        asking, named = client(served).responses, {"session_id": "talk"}
+        first = asking.create(model="echo", input="one", metadata=named)
+        asking.create(model="echo", input="two", metadata=named, previous_response_id=first.id)
+        assert [each for each in sessions(served)["talk"] if each.startswith("user")] == [
+            "user: one",
+            "user: two",
+        ]
+        with pytest.raises(openai.UnprocessableEntityError, match="of another session"):
+            asking.create(
+                model="echo",
+                input="three",
+                metadata={"session_id": "other"},
+                previous_response_id=first.id,
+            )
+
     def test_a_streamed_answer_says_the_same(self, served: Served) -> None:
         with client(served).responses.stream(model="echo", input="Hi") as stream:
             pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
@@ -335,7 +351,10 @@ class TestResponses:
             ({"tools": [{"type": "web_search"}]}, "the tools are the program's"),
             ({"previous_response_id": "resp_none"}, "no response of this server"),
             ({"previous_response_id": "chatcmpl-1"}, "no response of this server"),
-            ({"input": [{"type": "function_call", "name": "f"}]}, "input"),
+            ({"input": [{"type": "function_call", "name": "f"}]}, "not 'function_call'"),
+            ({"input": [user([{"type": "input_image", "image_url": "x"}])]}, "not 'input_image'"),
+            ({"conversation": "conv_1"}, "name the session in `metadata`"),
+            ({"background": True}, "read as a stream"),
             ({"input": []}, "the last message is the user's"),
         ],
     )

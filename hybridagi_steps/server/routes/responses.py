@@ -9,15 +9,17 @@ Reference: OpenAI, "API reference", Responses.
 from __future__ import annotations
 
 import base64
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hybridagi_steps._concurrency import in_thread
 from hybridagi_steps.errors import InvalidSettingError, SequenceConflictError
+from hybridagi_steps.records.json_reading import as_list, as_object
 from hybridagi_steps.records.message import utc_now
 from hybridagi_steps.server import openai_form
 from hybridagi_steps.server.openai_form import Asked, ChatMessage, ChatMetadata, CompletionAsked
@@ -31,6 +33,13 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 _PREFIX = "resp_"
 _RUN_FAILED = 500
+_READ = ("message", "input_text", "output_text")
+_REFUSED = {
+    "tools": "the tools are the program's; leave out `tools`",
+    "conversation": "name the session in `metadata`, as `session_id`, or `previous_response_id`",
+    "background": "an answer is waited for, or read as a stream",
+}
+"""What would change the answer unseen, and what to do instead."""
 
 
 class InputPart(Asked):
@@ -69,14 +78,30 @@ class ResponseAsked(Asked):
     user: Id | None = None
     """Whose history the steps are."""
     text: ResponseText | None = None
+    metadata: ChatMetadata | None = None
+    """Names the session in `session_id`, as for a completion."""
     tools: list[Any] | None = Field(default=None, max_length=0)
+    conversation: None = None
+    background: Literal[False] | None = None
 
-    @field_validator("tools", mode="before")
+    @field_validator(*_REFUSED, mode="before")
     @classmethod
-    def _without_tools(cls, tools: object) -> object:
-        if tools:
-            raise ValueError("the tools are the program's; leave out `tools`")
-        return tools
+    def _without(cls, value: object, info: ValidationInfo) -> object:
+        if value:
+            raise ValueError(_REFUSED[str(info.field_name)])
+        return value
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        for item in filter(lambda each: isinstance(each, dict), as_list(value)):
+            content = as_list(as_object(item).get("content"))
+            kinds = [as_object(part).get("type") for part in content]
+            strange = [as_object(item).get("type") or "message", *kinds]
+            for kind in strange:
+                if kind not in _READ:
+                    raise ValueError(f"items and parts are messages and texts, not {kind!r:.60}")
+        return value
 
     @model_validator(mode="after")
     def _asks(self) -> ResponseAsked:
@@ -126,17 +151,21 @@ class ResponseId(NamedTuple):
 )
 async def respond(shared: Shared, caller: Who, request: Request, asked: ResponseAsked) -> Response:
     """Answer the last message of `input`."""
-    session_id, messages = None, asked.messages
+    messages, session_id = asked.messages, asked.metadata and asked.metadata.session_id
     if asked.previous_response_id is not None:
         previous = ResponseId.parse(asked.previous_response_id)
+        if session_id not in (None, previous.session_id):
+            raise InvalidSettingError(
+                "metadata.session_id: previous_response_id is of another session; name one of them."
+            )
         session_id = previous.session_id
         if len(messages) != 1:
             raise InvalidSettingError(
                 "input: with previous_response_id it is the user's new message alone; what was "
                 "said before stands in the session."
             )
-        await in_thread(lambda: shared.sessions_of(caller).check_allowed(session_id, new=False))
-        await in_thread(lambda: _check_newest(shared, previous))
+        await in_thread(partial(shared.sessions_of(caller).check_allowed, previous.session_id))
+        await in_thread(partial(_check_newest, shared, previous))
     elif asked.instructions:
         messages = [ChatMessage(role="system", content=asked.instructions), *messages]
     completion = CompletionAsked(
