@@ -279,6 +279,8 @@ async def run_step_executor(
     lm: object = None,
     system_context: str = "",
     tools: Iterable[Any] = (),
+    *,
+    model_factory: Callable[[], Any] | None = None,
     **options: Any,
 ) -> PlanResult:
     """Make a plan of a requirement and run it.
@@ -288,8 +290,16 @@ async def run_step_executor(
         lm: The language model; by default DSPy's.
         system_context: Added to the instructions of every step.
         tools: Functions and DSPy tools that steps may call.
+        model_factory: Makes the language model, in the place of `lm`.
         options: Whatever else an `Orchestrator` takes.
+
+    Raises:
+        InvalidSettingError: `lm` and `model_factory` are both given, or one cannot be used.
     """
+    if model_factory is not None:
+        if lm is not None or not callable(model_factory):
+            raise InvalidSettingError("model_factory is called for a model; `lm` is one: give one.")
+        lm = model_factory()
     orchestrator = Orchestrator(tools, lm=lm, system_context=system_context, **options)
     return await orchestrator.arun(requirements)
 

@@ -492,13 +492,15 @@ def test_bad_settings_are_named() -> None:
         Orchestrator(executor="me")  # pyright: ignore[reportArgumentType]
 
 
-def test_run_step_executor_makes_a_plan_and_runs_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lm", "model_factory"])
+def test_run_step_executor_makes_a_plan_and_runs_it(tmp_path: Path, name: str) -> None:
     task = tasks()[0]
     workspace = workspace_of(task, tmp_path)
     lm = replaying_lm(task)
+    model: dict[str, Any] = {name: lm if name == "lm" else lambda: lm}
     asked = run_step_executor(
         requirements=task.requirement,
-        lm=lm,
+        **model,
         system_context="Write British English.",
         tools=[],
         workspace=workspace,
@@ -508,6 +510,12 @@ def test_run_step_executor_makes_a_plan_and_runs_it(tmp_path: Path) -> None:
     assert task.accept(workspace.root).exit_code == 0
     told = [request for request in lm.requests if "British English" in str(request.system)]
     assert len(told) == len(lm.requests) - 1  # all but the one for the plan
+
+
+def test_a_model_is_given_once() -> None:
+    asked = run_step_executor("x", lm=object(), model_factory=object)
+    with pytest.raises(errors.InvalidSettingError, match="give one"):
+        asyncio.run(asked)
 
 
 def test_what_was_found_out_is_not_found_out_again(
