@@ -134,8 +134,15 @@ def resume(
             result = asyncio.run(RunResult.of_any(runner.resume(session_id, answers=answers)))
             if result is not None and result.status != "paused":
                 data = {"run_id": result.run_id, "status": result.status, "text": result.text}
-                print_json(data) if as_json else typer.echo(render.one_line(result.text))
-                raise typer.Exit(int(result.status != "completed"))
+                if as_json:
+                    print_json(data | ({"error": result.error} if result.error else {}))
+                elif result.text or result.status == "completed":
+                    typer.echo(render.one_line(result.text))
+                if result.status != "completed":
+                    why = f"run {result.run_id} {result.status}: {result.error or result.reason}"
+                    typer.echo(f"hybridagi-steps: {render.one_line(why)}", err=True)
+                    raise typer.Exit(1)
+                return
         waiting = [call._asdict() for call in pending_calls(memory, session_id)]
     if as_json:
         print_json(waiting)

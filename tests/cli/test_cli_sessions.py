@@ -188,21 +188,49 @@ def program(messages):
     call = {"id": "call-1", "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
-def till(memory):
+def boomer(messages):
+    if messages[-1]["role"] == "tool":
+        raise ValueError("the till is\\nbroken")
+    return program(messages)
+
+def till(memory, program=program):
     config = hs.StepRunnerConfig(consent=lambda request: None)
     return hs.StepRunner(program, memory, tools=[pay], config=config)
+
+def broken(memory):
+    return till(memory, boomer)
 '''
 
 
-def test_a_paused_run_goes_on_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of a memory where a run of the till waits for consent to `call-1`."""
     (tmp_path / "till_program.py").write_text(TILL)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "till_program", raising=False)
     till = importlib.import_module("till_program")
-    db, program = str(tmp_path / "steps.db"), ("--program", "till_program:till")
+    db = str(tmp_path / "steps.db")
     with hs.StepMemory(db, embedder="hashing") as memory:
         assert asyncio.run(till.till(memory).run("chat", "Pay.")).status == "paused"
+    return db
+
+
+def test_a_run_that_fails_when_it_goes_on_says_why(
+    paused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["resume", "chat", "--allow", "call-1", "--program", "till_program:broken"]
+    assert main([*words, "--db", paused]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "failed: ValueError: the till is broken" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_paused_run_goes_on_from_the_command_line(
+    paused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    till = sys.modules["till_program"]
+    db, program = paused, ("--program", "till_program:till")
     assert "paused" in printed(capsys, "runs", "--db", db)
     assert printed(capsys, "resume", "chat", "--db", db) == (
         "call-1: consent of pay({'amount': '5'})\n"
