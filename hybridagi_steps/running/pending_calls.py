@@ -11,12 +11,12 @@ a person is asked stands there as well, and whoever has the memory may answer: `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 from uuid import UUID, uuid5
 
 import dspy
@@ -84,19 +84,22 @@ class PendingCall(NamedTuple):
 
 
 def resume_with_answers(
-    start: Start,
-    agent: Agent,
-    pending: Sequence[PendingCall],
-    answers: Mapping[str, bool | str],
+    start: Start, agent: Agent, memory: StepMemory, answers: Mapping[str, bool | str]
 ) -> Start:
-    """Return what takes up a turn with what is known by now of its calls."""
-    names = answer_names(pending)
+    """Return what takes up a turn with what is known by now of its calls; may block."""
+    pending = _pending_of(memory, start.session.session_id)
+    names = answer_names(pending.waiting)
     for name, answer in answers.items():
+        is_late = name not in names or (
+            isinstance(answer, bool) and names[name].waits_for == "result"
+        )
+        if name in pending.taken and is_late:
+            raise answered_meanwhile(start.session.session_id, [name])
         _check_answer(name, answer, names)
     prepare = start.prepare
 
     def prepared(run: ActiveRun) -> Prompt:
-        prompt, memory = prepare(run), run.line.memory
+        prompt = prepare(run)
         run.answers, own = answers, _pending(run.line)
         for name, answer in answers.items():
             if (question_id := names[name].question_id) and question_id in own.questions:
@@ -113,6 +116,24 @@ def resume_with_answers(
     return start
 
 
+def checked_answers(answers: object) -> Mapping[str, bool | str]:
+    """Return answers by the ids of what waits for them, none for None."""
+    if answers is None or isinstance(answers, Mapping):
+        return cast("Mapping[str, bool | str]", answers or {})
+    raise InvalidSettingError(
+        f'answers are a mapping {{call_id: True | False | "text"}}, not {answers!r:.80}.'
+    )
+
+
+def answered_meanwhile(session_id: str, names: Iterable[str]) -> SequenceConflictError:
+    """Return the error that answers come too late, or to what never waited for one."""
+    return SequenceConflictError(
+        f"session {session_id!r}: nothing waits for an answer to "
+        f"{', '.join(f'{name!r:.80}' for name in names)}; somebody else has answered meanwhile if "
+        "something did."
+    )
+
+
 def answer_names(pending: Sequence[PendingCall]) -> dict[str, PendingCall]:
     """Return what is waited for by the ids that an answer may name."""
     return {name: call for call in pending for name in (call.call_id, call.question_id) if name}
@@ -122,11 +143,15 @@ def _check_answer(name: str, answer: object, names: Mapping[str, PendingCall]) -
     """Check that somebody may say this to what waits; a text such as "no" is no consent."""
     if (call := names.get(name)) is None:
         raise InvalidSettingError(
-            f"call {name!r:.80} waits for no answer; pending() lists those that do: "
+            f"call {name!r:.80} waits for no answer; those that do: "
             f"{', '.join(sorted(names)) or 'none'}."
         )
     if call.waits_for != "consent":
-        _check_result(answer)
+        if not isinstance(answer, str):
+            raise InvalidSettingError(
+                f"{name!r:.80} waits for its {call.waits_for}, a text, not {answer!r:.80}: "
+                f'answers={{{name!r:.80}: "text"}}, or --answer {name:.80}=TEXT.'
+            )
     elif not isinstance(answer, str):
         check_answer(answer)
 
@@ -159,17 +184,16 @@ def _place(run: ActiveRun, agent: Agent, run_id: str | None) -> dict[str, Any]:
         return {}
 
 
-def _check_result(text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidSettingError(f"a call's result is a text, not {text!r:.80}.")
-
-
 def pending_calls(memory: StepMemory, session_id: str) -> list[PendingCall]:
     """Return what a session's last turn waits for; may block."""
+    return _pending_of(memory, session_id).waiting
+
+
+def _pending_of(memory: StepMemory, session_id: str) -> _Pending:
     line = SessionWriter(memory, session_id, None)
     if line.find_end() == 0:
         raise UnknownSessionError(session_id)
-    return _pending(line).waiting
+    return _pending(line)
 
 
 @dataclass(slots=True)
@@ -185,6 +209,8 @@ class _Pending:
     """Calls whose tools are called again, allowed: they find what was answered."""
     questions: set[str] = field(default_factory=set[str])
     """Questions to the user."""
+    taken: set[str] = field(default_factory=set[str])
+    """Calls of which nobody asks any more whether they may run."""
 
 
 def _pending(line: SessionWriter) -> _Pending:
@@ -201,6 +227,7 @@ def _pending(line: SessionWriter) -> _Pending:
     to_user = _unanswered(line.memory, {"session_id": line.session_id})
     to_user = [step for step in to_user if (step.metadata or {}).get(TURN) == turn[0].id]
     by_call = {(step.metadata or {}).get(CALL_STEP): step for step in to_user}
+    found.taken = {str(call.get("id")) for step in turn for call in step.tool_calls or ()}
     for call in calls:
         if (step_id := str(call.step_id)) not in ended:
             question = by_call.pop(step_id, None) or asked.get(step_id)
@@ -229,10 +256,14 @@ def _add(
     if question is not None and (nested := (question.metadata or {}).get(NESTED)):
         found.again.add(call.call_id)
         with suppress(UnknownSessionError):  # its run was erased
-            if inside := pending_calls(line.memory, str(nested)):
-                found.waiting += inside
+            inside = _pending_of(line.memory, str(nested))
+            found.taken |= inside.taken
+            if inside.waiting:
+                found.waiting += inside.waiting
                 return
-    elif question is not None and answered(question) is None:
+    elif question is None:
+        found.taken.discard(call.call_id)  # nobody was asked about it
+    elif answered(question) is None:
         waits_for = "consent"
         found.consents.add(call.call_id)
     found.calls.add(call.call_id)
@@ -345,7 +376,8 @@ class UserQuestions:
             SequenceConflictError: It has an answer already.
             InvalidSettingError: No text.
         """
-        _check_result(text)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidSettingError(f"a question's answer is a text, not {text!r:.80}.")
         asked = [s for s in self._memory.get_steps([question_id]) if s.scope == USER_QUESTIONS]
         if not asked or user_id not in (None, asked[0].user_id):
             raise UnknownStepError(question_id)

@@ -217,8 +217,8 @@ def answer(line: SessionWriter, question: AgentStep, *, allowed: bool, stored: b
         line.store([own] if stored else [own, settled])
     except DuplicateStepError as error:
         raise SequenceConflictError(
-            f"session {question.session_id!r}: another run has answered whether {question.tool} "
-            "may run, and has taken the turn up; read the session again."
+            f"session {question.session_id!r}: somebody else has answered meanwhile whether "
+            f"{question.tool} may run, and has taken the turn up; read the session again."
         ) from error
 
 
