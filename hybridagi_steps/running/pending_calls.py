@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 from uuid import UUID, uuid5
 
 import dspy
@@ -46,6 +46,7 @@ from hybridagi_steps.running.program_adapter import Agent, inner
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.starting import Start, open_calls
 from hybridagi_steps.running.stored_consents import (
+    BRANCH,
     NESTED,
     TURN,
     RunInside,
@@ -114,15 +115,6 @@ def resume_with_answers(
 
     start.prepare = prepared
     return start
-
-
-def checked_answers(answers: object) -> Mapping[str, bool | str]:
-    """Return answers by the ids of what waits for them, none for None."""
-    if answers is None or isinstance(answers, Mapping):
-        return cast("Mapping[str, bool | str]", answers or {})
-    raise InvalidSettingError(
-        f'answers are a mapping {{call_id: True | False | "text"}}, not {answers!r:.80}.'
-    )
 
 
 def answered_meanwhile(session_id: str, names: Iterable[str]) -> SequenceConflictError:
@@ -225,7 +217,7 @@ def _pending(line: SessionWriter) -> _Pending:
     ended = {str(step.id) for step in line.memory.get_steps([call.step_id for call in calls])}
     asked = questions(line.memory, line.session_id) if calls else {}
     to_user = _unanswered(line.memory, {"session_id": line.session_id})
-    to_user = [step for step in to_user if (step.metadata or {}).get(TURN) == turn[0].id]
+    to_user = [step for step in to_user if _is_awaited(step, line)]
     by_call = {(step.metadata or {}).get(CALL_STEP): step for step in to_user}
     found.taken = {str(call.get("id")) for step in turn for call in step.tool_calls or ()}
     for call in calls:
@@ -285,6 +277,11 @@ def _unanswered(memory: StepMemory, where: Mapping[str, Any]) -> list[AgentStep]
     ]
     answers = {step.id for step in memory.get_steps([user_answer_id(step) for step in asked])}
     return [step for step in asked if user_answer_id(step) not in answers]
+
+
+def _is_awaited(question: AgentStep, line: SessionWriter) -> bool:
+    about = question.metadata or {}
+    return line.awaits(about.get(TURN), about.get(BRANCH))
 
 
 async def ask_inside(runner: Any, parent: ActiveRun, message: str) -> str:
@@ -361,7 +358,13 @@ class UserQuestions:
         """Return what nobody has answered yet, of a session, of a user, or all, oldest first."""
         # Not by the filter's session: that is its line, where a retry in flight does not stand yet.
         found = _unanswered(self._memory, {"user_id": user_id})
-        return [_shown(step) for step in found if session_id in (None, step.session_id)]
+        found = [step for step in found if session_id in (None, step.session_id)]
+        return [_shown(step) for step in found if self._is_open(step)]
+
+    def _is_open(self, question: AgentStep) -> bool:
+        """Whether neither another message nor a retry has passed a question over."""
+        line = SessionWriter(self._memory, str(question.session_id), None)
+        return line.find_end() == 0 or _is_awaited(question, line)
 
     def answer(self, question_id: str, text: str, *, user_id: str | None = None) -> None:
         """Answer a question, once; whoever resumes its run goes on with that.
@@ -373,7 +376,7 @@ class UserQuestions:
 
         Raises:
             UnknownStepError: No such question, or one to somebody else.
-            SequenceConflictError: It has an answer already.
+            SequenceConflictError: It has an answer already, or was passed over.
             InvalidSettingError: No text.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
@@ -381,6 +384,8 @@ class UserQuestions:
         asked = [s for s in self._memory.get_steps([question_id]) if s.scope == USER_QUESTIONS]
         if not asked or user_id not in (None, asked[0].user_id):
             raise UnknownStepError(question_id)
+        if not self._is_open(asked[0]):
+            raise SequenceConflictError(f"question {question_id} was passed over, or answered.")
         said = {"id": user_answer_id(asked[0]), "outputs": {"answer": text}, "status": "ok"}
         try:
             self._memory.add(asked[0].model_copy(update=said))

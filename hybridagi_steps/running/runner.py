@@ -29,12 +29,11 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunResult
 from hybridagi_steps.running.active_run import ActiveRun, register_of
 from hybridagi_steps.running.execution import execute
-from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, checked_answers
 from hybridagi_steps.running.pending_calls import (
     PendingCall,
     answered_meanwhile,
     ask_inside,
-    checked_answers,
     pending_calls,
     resume_with_answers,
 )
