@@ -248,6 +248,8 @@ def test_a_paused_run_goes_on_from_the_command_line(
     assert again.startswith("call-1: consent")
     done = printed(capsys, "resume", "chat", *allow, "--db", db, *program)
     assert (done, till.paid) == ("paid 5\n", ["5"])
+    listed = printed(capsys, "runs", "--db", db)
+    assert ("paused" in listed, "superseded" in listed) == (False, True)
     assert printed(capsys, "resume", "chat", "--db", db, *program) == (
         "nothing waits for an answer.\n"
     )

@@ -294,8 +294,10 @@ def test_an_answered_call_runs_though_another_one_still_waits(memory: StepMemory
     one, two = waiting(run(runner, "chat", "?"))
     [left] = waiting(resumed(runner, answers={two["call_id"]: True}))
     assert (ran, left["call_id"]) == (["second"], one["call_id"])
-    assert [each.status for each in memory.runs()] == ["paused", "paused"]
+    assert [each.status for each in memory.runs()] == ["paused", "superseded"]
     assert kinds(resumed(runner, answers={one["call_id"]: False}))[-1] == "run_completed"
+    listed = [each.status for each in memory.runs()]
+    assert listed == ["completed", "superseded", "superseded"]
     assert ran == ["second"]
     assert [text for role, text in said(memory, "chat") if role == "tool"][1] == "2"
 
