@@ -576,3 +576,28 @@ def test_who_answers_late_hears_that_somebody_else_has(killed: Path) -> None:
 
     with StepMemory(killed / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
         asyncio.run(taken_up(memory))
+
+
+def test_an_imported_session_waits_for_results_and_a_copy_for_consent(
+    memory: StepMemory, tmp_path: Path
+) -> None:
+    agent, file = runner(memory, tmp_path), tmp_path / "paused.jsonl"
+    with dspy.context(lm=model()):
+        assert agent.ask("chat", "Pay my bill.").status == "paused"
+    [waits] = asyncio.run(agent.pending("chat"))
+    assert waits.waits_for == "consent"
+    export_file(memory, file, where={"scope": "*"})
+    memory.copy_to(tmp_path / "copy.db")
+    with StepMemory(tmp_path / "copy.db", embedder="hashing") as copied:
+        assert asyncio.run(runner(copied, tmp_path).pending("chat")) == [waits]
+    with StepMemory(tmp_path / "new.db", embedder="hashing") as new, dspy.context(lm=model()):
+        import_file(new, file)
+        theirs = runner(new, tmp_path)
+        [open_call] = asyncio.run(theirs.pending("chat"))
+        assert (open_call.tool, open_call.waits_for) == ("pay", "result")
+        name = open_call.call_id
+        with pytest.raises(InvalidSettingError, match=f"its result, a text.*--answer {name}=TEXT"):
+            asyncio.run(collected(theirs.resume("chat", answers={name: True})))
+        events = asyncio.run(collected(theirs.resume("chat", answers={name: "paid"})))
+        assert events[-1].type == StepEventType.RUN_COMPLETED
+    assert ran(tmp_path) == ["look"]
