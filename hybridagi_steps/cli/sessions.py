@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridagi_steps.memory import StepMemory
+    from hybridagi_steps.records.run import RunResult
 
 
 def sessions(
@@ -112,30 +113,27 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run that paused waits for; with --program let it go on with the answers."""
-    import asyncio
-
     from hybridagi_steps.cli import render
     from hybridagi_steps.errors import InvalidSettingError
-    from hybridagi_steps.records.run import RunResult
     from hybridagi_steps.running.pending_calls import pending_calls
-    from hybridagi_steps.server.program_loading import load_runner
 
-    answers: dict[str, bool | str] = dict.fromkeys(allow or [], True)
-    answers |= dict.fromkeys(deny or [], False)
-    for name, equals, text in (each.partition("=") for each in answer or []):
-        if not equals:
-            raise InvalidSettingError(f"--answer takes CALL=TEXT, not {name!r:.80}.")
-        answers[name] = text
+    answers = _answers(allow or [], deny or [], answer or [])
     if answers and program is None:
         raise InvalidSettingError("--program names what goes on with the answers.")
     with existing(db, namespace) as memory:
         if program is not None:
-            runner = load_runner(program, memory)
-            result = asyncio.run(RunResult.of_any(runner.resume(session_id, answers=answers)))
+            result = _gone_on(memory, session_id, program, answers)
             if result is not None and result.status != "paused":
                 data = {"run_id": result.run_id, "status": result.status, "text": result.text}
-                print_json(data) if as_json else typer.echo(render.one_line(result.text))
-                raise typer.Exit(int(result.status != "completed"))
+                if as_json:
+                    print_json(data | ({"error": result.error} if result.error else {}))
+                elif result.text or result.status == "completed":
+                    typer.echo(render.one_line(result.text))
+                if result.status != "completed":
+                    why = f"run {result.run_id} {result.status}: {result.error or result.reason}"
+                    typer.echo(f"hybridagi-steps: {render.one_line(why)}", err=True)
+                    raise typer.Exit(1)
+                return
         waiting = [call._asdict() for call in pending_calls(memory, session_id)]
     if as_json:
         print_json(waiting)
@@ -145,6 +143,49 @@ def resume(
         typer.echo(render.one_line(about))
     if not waiting:
         typer.echo("nothing waits for an answer.")
+
+
+def _answers(allow: list[str], deny: list[str], answer: list[str]) -> dict[str, bool | str]:
+    """Return what is said to each call; refuse to say two things to one."""
+    from hybridagi_steps.errors import InvalidSettingError
+
+    said: list[tuple[str, bool | str]] = [(name, True) for name in allow]
+    said += [(name, False) for name in deny]
+    for name, equals, text in (each.partition("=") for each in answer):
+        if not equals:
+            raise InvalidSettingError(f"--answer takes CALL=TEXT, not {name!r:.80}.")
+        said.append((name, text))
+    answers: dict[str, bool | str] = {}
+    for name, value in said:
+        if answers.setdefault(name, value) != value:
+            raise InvalidSettingError(
+                f"call {name!r:.80} takes one of --allow, --deny and --answer, and one text."
+            )
+    return answers
+
+
+def _gone_on(
+    memory: StepMemory, session_id: str, program: str, answers: dict[str, bool | str]
+) -> RunResult | None:
+    """Let a run go on; refuse answers that come after somebody else's."""
+    import asyncio
+
+    from hybridagi_steps.errors import SequenceConflictError
+    from hybridagi_steps.records.run import RunResult
+    from hybridagi_steps.server.program_loading import load_runner
+
+    runner, cause = load_runner(program, memory), None
+    try:
+        result = asyncio.run(RunResult.of_any(runner.resume(session_id, answers=answers)))
+        late = result is not None and (result.error or "").startswith("SequenceConflictError:")
+    except SequenceConflictError as error:
+        result, late, cause = None, True, error
+    if not late:
+        return result
+    raise SequenceConflictError(
+        f"session {session_id!r}: nothing waits for this any more; somebody else has answered "
+        "meanwhile if something did."
+    ) from cause
 
 
 def _messages(found: list[dict[str, Any]]) -> Table:

@@ -269,7 +269,7 @@ class RunSummary(NamedTuple):
     status: str = ""
     """completed, failed, cancelled, paused (it waits for an answer), or interrupted: no end is
     stored, for it was cut off or goes on in another process. A memory says running of what is in
-    flight in this one."""
+    flight in this one, and superseded of a paused run that a later one took up or passed over."""
     title: str = ""
     """What its first step is called and was asked, in a line; stores leave it out."""
 

@@ -358,7 +358,7 @@ class Register:
             # Not which: it may be another user's.
             raise SequenceConflictError(
                 f"session {session_id!r} has a run in flight; wait for its end or cancel it: "
-                "active_runs() of its runner, or GET /runs of a server, names it."
+                "the list of runs names it."
             )
 
     def add(self, run: ActiveRun) -> None:

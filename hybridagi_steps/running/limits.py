@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from hybridagi_steps.errors import InvalidSettingError
 from hybridagi_steps.recording.usage import Usage
@@ -98,6 +98,15 @@ class StepRunnerConfig:
             least = 0 if each.name == "max_retries" else 1 if isinstance(value, int) else 0.0
             if value < least or value != value:
                 raise InvalidSettingError(f"{each.name} cannot be {value!r}.")
+
+
+def checked_answers(answers: object) -> Mapping[str, bool | str]:
+    """Return answers by the ids of what waits for them, none for None."""
+    if answers is None or isinstance(answers, Mapping):
+        return cast("Mapping[str, bool | str]", answers or {})
+    raise InvalidSettingError(
+        f'answers are a mapping {{call_id: True | False | "text"}}, not {answers!r:.80}.'
+    )
 
 
 def _check_kind(name: str, kind: str, value: object) -> None:

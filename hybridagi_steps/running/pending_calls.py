@@ -11,7 +11,7 @@ a person is asked stands there as well, and whoever has the memory may answer: `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -46,6 +46,7 @@ from hybridagi_steps.running.program_adapter import Agent, inner
 from hybridagi_steps.running.session_writer import SessionWriter
 from hybridagi_steps.running.starting import Start, open_calls
 from hybridagi_steps.running.stored_consents import (
+    BRANCH,
     NESTED,
     TURN,
     RunInside,
@@ -84,19 +85,22 @@ class PendingCall(NamedTuple):
 
 
 def resume_with_answers(
-    start: Start,
-    agent: Agent,
-    pending: Sequence[PendingCall],
-    answers: Mapping[str, bool | str],
+    start: Start, agent: Agent, memory: StepMemory, answers: Mapping[str, bool | str]
 ) -> Start:
-    """Return what takes up a turn with what is known by now of its calls."""
-    names = answer_names(pending)
+    """Return what takes up a turn with what is known by now of its calls; may block."""
+    pending = _pending_of(memory, start.session.session_id)
+    names = answer_names(pending.waiting)
     for name, answer in answers.items():
+        is_late = name not in names or (
+            isinstance(answer, bool) and names[name].waits_for == "result"
+        )
+        if name in pending.taken and is_late:
+            raise answered_meanwhile(start.session.session_id, [name])
         _check_answer(name, answer, names)
     prepare = start.prepare
 
     def prepared(run: ActiveRun) -> Prompt:
-        prompt, memory = prepare(run), run.line.memory
+        prompt = prepare(run)
         run.answers, own = answers, _pending(run.line)
         for name, answer in answers.items():
             if (question_id := names[name].question_id) and question_id in own.questions:
@@ -113,6 +117,15 @@ def resume_with_answers(
     return start
 
 
+def answered_meanwhile(session_id: str, names: Iterable[str]) -> SequenceConflictError:
+    """Return the error that answers come too late, or to what never waited for one."""
+    return SequenceConflictError(
+        f"session {session_id!r}: nothing waits for an answer to "
+        f"{', '.join(f'{name!r:.80}' for name in names)}; somebody else has answered meanwhile if "
+        "something did."
+    )
+
+
 def answer_names(pending: Sequence[PendingCall]) -> dict[str, PendingCall]:
     """Return what is waited for by the ids that an answer may name."""
     return {name: call for call in pending for name in (call.call_id, call.question_id) if name}
@@ -122,11 +135,15 @@ def _check_answer(name: str, answer: object, names: Mapping[str, PendingCall]) -
     """Check that somebody may say this to what waits; a text such as "no" is no consent."""
     if (call := names.get(name)) is None:
         raise InvalidSettingError(
-            f"call {name!r:.80} waits for no answer; pending() lists those that do: "
+            f"call {name!r:.80} waits for no answer; those that do: "
             f"{', '.join(sorted(names)) or 'none'}."
         )
     if call.waits_for != "consent":
-        _check_result(answer)
+        if not isinstance(answer, str):
+            raise InvalidSettingError(
+                f"{name!r:.80} waits for its {call.waits_for}, a text, not {answer!r:.80}: "
+                f'answers={{{name!r:.80}: "text"}}, or --answer {name:.80}=TEXT.'
+            )
     elif not isinstance(answer, str):
         check_answer(answer)
 
@@ -159,17 +176,16 @@ def _place(run: ActiveRun, agent: Agent, run_id: str | None) -> dict[str, Any]:
         return {}
 
 
-def _check_result(text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidSettingError(f"a call's result is a text, not {text!r:.80}.")
-
-
 def pending_calls(memory: StepMemory, session_id: str) -> list[PendingCall]:
     """Return what a session's last turn waits for; may block."""
+    return _pending_of(memory, session_id).waiting
+
+
+def _pending_of(memory: StepMemory, session_id: str) -> _Pending:
     line = SessionWriter(memory, session_id, None)
     if line.find_end() == 0:
         raise UnknownSessionError(session_id)
-    return _pending(line).waiting
+    return _pending(line)
 
 
 @dataclass(slots=True)
@@ -185,6 +201,8 @@ class _Pending:
     """Calls whose tools are called again, allowed: they find what was answered."""
     questions: set[str] = field(default_factory=set[str])
     """Questions to the user."""
+    taken: set[str] = field(default_factory=set[str])
+    """Calls of which nobody asks any more whether they may run."""
 
 
 def _pending(line: SessionWriter) -> _Pending:
@@ -199,8 +217,9 @@ def _pending(line: SessionWriter) -> _Pending:
     ended = {str(step.id) for step in line.memory.get_steps([call.step_id for call in calls])}
     asked = questions(line.memory, line.session_id) if calls else {}
     to_user = _unanswered(line.memory, {"session_id": line.session_id})
-    to_user = [step for step in to_user if (step.metadata or {}).get(TURN) == turn[0].id]
+    to_user = [step for step in to_user if _is_awaited(step, line)]
     by_call = {(step.metadata or {}).get(CALL_STEP): step for step in to_user}
+    found.taken = {str(call.get("id")) for step in turn for call in step.tool_calls or ()}
     for call in calls:
         if (step_id := str(call.step_id)) not in ended:
             question = by_call.pop(step_id, None) or asked.get(step_id)
@@ -229,10 +248,14 @@ def _add(
     if question is not None and (nested := (question.metadata or {}).get(NESTED)):
         found.again.add(call.call_id)
         with suppress(UnknownSessionError):  # its run was erased
-            if inside := pending_calls(line.memory, str(nested)):
-                found.waiting += inside
+            inside = _pending_of(line.memory, str(nested))
+            found.taken |= inside.taken
+            if inside.waiting:
+                found.waiting += inside.waiting
                 return
-    elif question is not None and answered(question) is None:
+    elif question is None:
+        found.taken.discard(call.call_id)  # nobody was asked about it
+    elif answered(question) is None:
         waits_for = "consent"
         found.consents.add(call.call_id)
     found.calls.add(call.call_id)
@@ -254,6 +277,11 @@ def _unanswered(memory: StepMemory, where: Mapping[str, Any]) -> list[AgentStep]
     ]
     answers = {step.id for step in memory.get_steps([user_answer_id(step) for step in asked])}
     return [step for step in asked if user_answer_id(step) not in answers]
+
+
+def _is_awaited(question: AgentStep, line: SessionWriter) -> bool:
+    about = question.metadata or {}
+    return line.awaits(about.get(TURN), about.get(BRANCH))
 
 
 async def ask_inside(runner: Any, parent: ActiveRun, message: str) -> str:
@@ -330,7 +358,13 @@ class UserQuestions:
         """Return what nobody has answered yet, of a session, of a user, or all, oldest first."""
         # Not by the filter's session: that is its line, where a retry in flight does not stand yet.
         found = _unanswered(self._memory, {"user_id": user_id})
-        return [_shown(step) for step in found if session_id in (None, step.session_id)]
+        found = [step for step in found if session_id in (None, step.session_id)]
+        return [_shown(step) for step in found if self._is_open(step)]
+
+    def _is_open(self, question: AgentStep) -> bool:
+        """Whether neither another message nor a retry has passed a question over."""
+        line = SessionWriter(self._memory, str(question.session_id), None)
+        return line.find_end() == 0 or _is_awaited(question, line)
 
     def answer(self, question_id: str, text: str, *, user_id: str | None = None) -> None:
         """Answer a question, once; whoever resumes its run goes on with that.
@@ -342,13 +376,16 @@ class UserQuestions:
 
         Raises:
             UnknownStepError: No such question, or one to somebody else.
-            SequenceConflictError: It has an answer already.
+            SequenceConflictError: It has an answer already, or was passed over.
             InvalidSettingError: No text.
         """
-        _check_result(text)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers err
+            raise InvalidSettingError(f"a question's answer is a text, not {text!r:.80}.")
         asked = [s for s in self._memory.get_steps([question_id]) if s.scope == USER_QUESTIONS]
         if not asked or user_id not in (None, asked[0].user_id):
             raise UnknownStepError(question_id)
+        if not self._is_open(asked[0]):
+            raise SequenceConflictError(f"question {question_id} was passed over, or answered.")
         said = {"id": user_answer_id(asked[0]), "outputs": {"answer": text}, "status": "ok"}
         try:
             self._memory.add(asked[0].model_copy(update=said))

@@ -29,9 +29,10 @@ from hybridagi_steps.records.message import Step
 from hybridagi_steps.records.run import RunResult
 from hybridagi_steps.running.active_run import ActiveRun, register_of
 from hybridagi_steps.running.execution import execute
-from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig
+from hybridagi_steps.running.limits import AgentSession, StepRunnerConfig, checked_answers
 from hybridagi_steps.running.pending_calls import (
     PendingCall,
+    answered_meanwhile,
     ask_inside,
     pending_calls,
     resume_with_answers,
@@ -272,19 +273,23 @@ class StepRunner:
         Raises:
             UnknownSessionError: No such session.
             InvalidSettingError: An answer to a call that waits for none, or no True, False or text.
-            SequenceConflictError: The session has a run in flight.
+            SequenceConflictError: The session has a run in flight, or somebody else has answered.
         """
 
         async def start() -> Start | None:
+            said = checked_answers(answers)
             named = await own_session(self.memory, session)
             last = await self.repository.get_last_step(named.session_id)
             if last is None:
                 raise UnknownSessionError(named.session_id)
             if last.is_assistant_step() and not last.has_tool_calls():
+                if said:
+                    raise answered_meanwhile(named.session_id, said)
                 return None
             start = end_of_session(named, last, inputs or {}, resumes=last.run_id)
-            pending = await in_thread(partial(pending_calls, self.memory, named.session_id))
-            return resume_with_answers(start, self._agent, pending, answers or {})
+            return await in_thread(
+                partial(resume_with_answers, start, self._agent, self.memory, said)
+            )
 
         return self._stream(start)
 

@@ -120,6 +120,20 @@ class SessionWriter:
                     return turn[place:]
         raise MessageError(f"session {self.session_id!r} has no message of a user to answer.")
 
+    def awaits(self, turn_id: object, branch_id: object) -> bool:
+        """Whether a turn that began in a branch is the newest here, and has no answer.
+
+        A later branch is a retry in flight, which the session has not taken over yet.
+        """
+        if isinstance(branch_id, int) and branch_id != (own := self.branch_id):
+            return own is None or branch_id > own
+        try:
+            first, *since = self.last_turn()
+        except MessageError:
+            return True  # no user has said anything that could be answered
+        is_answered = bool(since) and since[-1].is_assistant_step()
+        return first.id == turn_id and not (is_answered and not since[-1].has_tool_calls())
+
     def history(self, last: int, most: int) -> History | None:
         """Return the newest messages of this line up to `last`; None when there are none."""
         if self._end is None or last < 1:

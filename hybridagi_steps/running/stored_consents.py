@@ -54,6 +54,8 @@ NESTED = "nested_session_id"
 """Metadata key: the session of the agent inside a call whose question it is."""
 TURN = "turn"
 """Metadata key: the user's message whose turn a question to the user belongs to."""
+BRANCH = "branch_id"
+"""Metadata key: the branch of its session that a question to the user was asked in."""
 _ASKED, _SAID = (UUID(f"6f1c9a52-43f2-4c0b-9d7e-2f6a8b1c3d{n}") for n in ("0e", "0f"))
 """What ids of questions to users, and of their answers, follow from."""
 _MOST = 1_000
@@ -217,8 +219,8 @@ def answer(line: SessionWriter, question: AgentStep, *, allowed: bool, stored: b
         line.store([own] if stored else [own, settled])
     except DuplicateStepError as error:
         raise SequenceConflictError(
-            f"session {question.session_id!r}: another run has answered whether {question.tool} "
-            "may run, and has taken the turn up; read the session again."
+            f"session {question.session_id!r}: somebody else has answered meanwhile whether "
+            f"{question.tool} may run, and has taken the turn up; read the session again."
         ) from error
 
 
@@ -345,7 +347,7 @@ def _user_question(
         status="partial",
     )
     about = {} if call is None else {"call_id": call.call_id, CALL_STEP: str(call.step_id)}
-    step.metadata = {TURN: turn, **about}
+    step.metadata = {TURN: turn, BRANCH: line.branch_id, **about}
     return step
 
 

@@ -229,7 +229,8 @@ class RunShape(Answer):
     score: float | None = None
     feedback: str | None = None
     status: str
-    """running, completed, failed, cancelled, paused, or interrupted: no end of it is stored."""
+    """running, completed, failed, cancelled, paused, superseded (it paused, and a later run took it
+    up or passed it over), or interrupted: no end of it is stored."""
 
 
 class ScoreAsked(Asked):

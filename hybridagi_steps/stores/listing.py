@@ -146,7 +146,7 @@ class Listing(OnStore):
             ListedRun.of(
                 run._replace(
                     title=titles.get(run.first_step, run.title),
-                    status="running" if run.run_id in flying else run.status,
+                    status=_status(store, run, flying),
                 ),
                 self,
             )
@@ -231,6 +231,19 @@ def details_told(store: StoreBackend, owners: Mapping[str, str | None]) -> list[
 
 def _written(session: SessionSummary) -> str:
     return session.updated_at
+
+
+def _status(store: StoreBackend, run: RunSummary, flying: Mapping[str, RunInFlight]) -> str:
+    """Return how a run is; one that paused waits as long as no later one of its session began."""
+    if run.run_id in flying:
+        return "running"
+    if run.status != "paused" or run.session_id is None:
+        return run.status
+    # On the session's line: a retry that it has not taken over leaves what waits as it is.
+    on_line = StepFilter(session_id=run.session_id, scope=EVERY_SCOPE)
+    newest = [each.run_id for each in store.runs(limit=1, where=on_line)]
+    newest += [each.run_id for each in flying.values() if each.session_id == run.session_id]
+    return "superseded" if {*newest} - {run.run_id} else run.status
 
 
 def _is_new(store: StoreBackend, run: RunInFlight, asked: StepFilter) -> bool:

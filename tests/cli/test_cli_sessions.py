@@ -7,12 +7,14 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance.samples import message, said
 
 import hybridagi_steps as hs
 from hybridagi_steps.cli import main
+from hybridagi_steps.running.session_writer import SessionWriter
 
 
 @pytest.fixture
@@ -188,21 +190,49 @@ def program(messages):
     call = {"id": "call-1", "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
-def till(memory):
+def boomer(messages):
+    if messages[-1]["role"] == "tool":
+        raise ValueError("the till is\\nbroken")
+    return program(messages)
+
+def till(memory, program=program):
     config = hs.StepRunnerConfig(consent=lambda request: None)
     return hs.StepRunner(program, memory, tools=[pay], config=config)
+
+def broken(memory):
+    return till(memory, boomer)
 '''
 
 
-def test_a_paused_run_goes_on_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file of a memory where a run of the till waits for consent to `call-1`."""
     (tmp_path / "till_program.py").write_text(TILL)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "till_program", raising=False)
     till = importlib.import_module("till_program")
-    db, program = str(tmp_path / "steps.db"), ("--program", "till_program:till")
+    db = str(tmp_path / "steps.db")
     with hs.StepMemory(db, embedder="hashing") as memory:
         assert asyncio.run(till.till(memory).run("chat", "Pay.")).status == "paused"
+    return db
+
+
+def test_a_run_that_fails_when_it_goes_on_says_why(
+    paused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["resume", "chat", "--allow", "call-1", "--program", "till_program:broken"]
+    assert main([*words, "--db", paused]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "failed: ValueError: the till is broken" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_paused_run_goes_on_from_the_command_line(
+    paused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    till = sys.modules["till_program"]
+    db, program = paused, ("--program", "till_program:till")
     assert "paused" in printed(capsys, "runs", "--db", db)
     assert printed(capsys, "resume", "chat", "--db", db) == (
         "call-1: consent of pay({'amount': '5'})\n"
@@ -218,6 +248,69 @@ def test_a_paused_run_goes_on_from_the_command_line(
     assert again.startswith("call-1: consent")
     done = printed(capsys, "resume", "chat", *allow, "--db", db, *program)
     assert (done, till.paid) == ("paid 5\n", ["5"])
+    listed = printed(capsys, "runs", "--db", db)
+    assert ("paused" in listed, "superseded" in listed) == (False, True)
     assert printed(capsys, "resume", "chat", "--db", db, *program) == (
         "nothing waits for an answer.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--allow", "call-1", "--deny", "call-1"], "'call-1' takes one of --allow, --deny"),
+        (["--deny", "call-1", "--answer", "call-1=paid"], "'call-1' takes one of"),
+        (["--answer", "call-1=a", "--answer", "call-1=b"], "one text"),
+        (["--allow", "nothing"], "those that do: call-1"),
+    ],
+)
+def test_answers_that_contradict_each_other_are_refused(
+    paused: str, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    program = ["--program", "till_program:till", "--db", paused]
+    assert main(["resume", "chat", *words, *program]) == 2
+    said = capsys.readouterr()
+    assert (said.out, says in said.err, "()" in said.err) == ("", True, False)
+    assert sys.modules["till_program"].paid == []
+    assert main(["resume", "chat", "--allow", "call-1", "--allow", "call-1", *program]) == 0
+
+
+def test_who_answers_after_somebody_else_hears_so_wherever_the_other_is(
+    paused: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    till: Any = sys.modules["till_program"]
+    words = ["resume", "chat", "--allow", "call-1", "--db", paused, "--program"]
+    late: list[str] = []
+
+    def answer_too() -> None:
+        assert main([*words, "till_program:till"]) == 2
+        late.append(capsys.readouterr().err)
+
+    def pay(amount: str) -> str:
+        """Pay."""
+        answer_too()  # while the tool of the first runs
+        return f"paid {amount}"
+
+    monkeypatch.setattr(till, "pay", pay)
+    assert main([*words, "till_program:till"]) == 0
+    assert capsys.readouterr().out == "paid 5\n"
+    answer_too()  # once it has ended
+    assert len(late) == 2
+    assert len(set(late)) == 1
+    assert "somebody else has answered meanwhile" in late[0]
+
+
+def test_a_run_that_loses_its_call_to_another_says_so(
+    paused: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SessionWriter.store
+
+    def store_after_another(line: SessionWriter, steps: Any) -> None:
+        store(line, steps)  # what another process does that answers just before
+        store(line, steps)
+
+    monkeypatch.setattr(SessionWriter, "store", store_after_another)
+    words = ["resume", "chat", "--allow", "call-1", "--db", paused]
+    assert main([*words, "--program", "till_program:till"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "somebody else has answered meanwhile" in said.err) == ("", True)

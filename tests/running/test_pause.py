@@ -294,8 +294,10 @@ def test_an_answered_call_runs_though_another_one_still_waits(memory: StepMemory
     one, two = waiting(run(runner, "chat", "?"))
     [left] = waiting(resumed(runner, answers={two["call_id"]: True}))
     assert (ran, left["call_id"]) == (["second"], one["call_id"])
-    assert [each.status for each in memory.runs()] == ["paused", "paused"]
+    assert [each.status for each in memory.runs()] == ["paused", "superseded"]
     assert kinds(resumed(runner, answers={one["call_id"]: False}))[-1] == "run_completed"
+    listed = [each.status for each in memory.runs()]
+    assert listed == ["completed", "superseded", "superseded"]
     assert ran == ["second"]
     assert [text for role, text in said(memory, "chat") if role == "tool"][1] == "2"
 
@@ -471,3 +473,27 @@ def test_a_run_that_is_cancelled_while_it_pauses_is_cancelled(memory: StepMemory
 
     assert asyncio.run(cancelled()).status == "cancelled"
     assert till.paid == []
+
+
+def test_a_message_supersedes_what_waits_but_a_retry_that_fails_leaves_it(
+    memory: StepMemory,
+) -> None:
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    broken: list[bool] = []
+
+    def program(given: list[dict[str, Any]]) -> Any:
+        if broken:
+            raise RuntimeError("out of order")
+        return "done" if given[-1]["content"] == "never mind" else calls("pay")
+
+    runner = StepRunner(program, memory, tools=[pay], config=ASKS)
+    waiting(run(runner, "chat", "?"))
+    broken.append(True)
+    asyncio.run(collected(runner.retry("chat", 1)))
+    assert [each.status for each in memory.runs()] == ["failed", "paused"]
+    broken.clear()
+    run(runner, "chat", "never mind")
+    assert [each.status for each in memory.runs()] == ["completed", "failed", "superseded"]

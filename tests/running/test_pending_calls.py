@@ -24,7 +24,12 @@ from provider_double import check_openai
 from runner_cases import collected, messages, thought
 
 from hybridagi_steps import AgentSession, ConsentRules, StepMemory, StepRunner, StepRunnerConfig
-from hybridagi_steps.errors import InvalidSettingError, NotAllowedError, UnknownSessionError
+from hybridagi_steps.errors import (
+    InvalidSettingError,
+    NotAllowedError,
+    SequenceConflictError,
+    UnknownSessionError,
+)
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.records.event import StepEventType
 from hybridagi_steps.records.message import MessageRole, Step, new_id
@@ -193,7 +198,7 @@ def test_an_answer_that_nothing_waits_for_is_refused(killed: Path) -> None:
     async def refused(memory: StepMemory) -> None:
         agent = runner(memory, killed)
         for answer in (True, "x"):
-            with pytest.raises(InvalidSettingError, match=r"pending\(\) lists"):
+            with pytest.raises(InvalidSettingError, match="no answer; those that do: call_"):
                 await collected(agent.resume("chat", answers={"other": answer}))
         assert len(await agent.pending("chat")) == 1
 
@@ -519,3 +524,80 @@ def test_a_question_is_not_about_a_later_call_of_the_same_id(memory: StepMemory)
         return seen
 
     assert asyncio.run(second()) == ["result"]
+
+
+def test_answers_that_nothing_waits_for_are_refused_by_name(
+    memory: StepMemory, tmp_path: Path
+) -> None:
+    agent = runner(memory, tmp_path)
+
+    async def answered(answers: Any) -> list[Any]:
+        with dspy.context(lm=model()):
+            return await collected(agent.resume("chat", answers=answers))
+
+    with dspy.context(lm=model()):
+        assert agent.ask("chat", "Pay my bill.").status == "paused"
+    [waits] = asyncio.run(agent.pending("chat"))
+    for wrong in ([waits.call_id], "yes", ()):
+        with pytest.raises(InvalidSettingError, match="mapping"):
+            asyncio.run(answered(wrong))
+    asyncio.run(answered({waits.call_id: True}))
+    with pytest.raises(SequenceConflictError, match=f"nothing waits .*{waits.call_id}"):
+        asyncio.run(answered({waits.call_id: True}))
+    assert asyncio.run(answered({})) == []
+
+
+def test_who_answers_late_hears_that_somebody_else_has(killed: Path) -> None:
+    async def taken_up(memory: StepMemory) -> None:
+        began, end = asyncio.Event(), asyncio.Event()
+
+        async def pay(what: str) -> str:
+            """Pay something."""
+            began.set()
+            await end.wait()
+            return f"payed {what}"
+
+        def look(what: str) -> str:
+            """Look at something."""
+            return what
+
+        config = StepRunnerConfig(consent=lambda _: None)
+        first = StepRunner(dspy.ReAct(QA, tools=[look, pay]), memory, config=config)
+        [waits] = await first.pending("chat")
+        said = {waits.call_id: True}
+        going = asyncio.create_task(collected(first.resume("chat", answers=said)))
+        await began.wait()
+        with StepMemory(killed / "steps.db", embedder="hashing") as other:
+            second = runner(other, killed)
+            with pytest.raises(SequenceConflictError, match="somebody else has answered"):
+                await collected(second.resume("chat", answers=said))
+        end.set()
+        await going
+
+    with StepMemory(killed / "steps.db", embedder="hashing") as memory, dspy.context(lm=model()):
+        asyncio.run(taken_up(memory))
+
+
+def test_an_imported_session_waits_for_results_and_a_copy_for_consent(
+    memory: StepMemory, tmp_path: Path
+) -> None:
+    agent, file = runner(memory, tmp_path), tmp_path / "paused.jsonl"
+    with dspy.context(lm=model()):
+        assert agent.ask("chat", "Pay my bill.").status == "paused"
+    [waits] = asyncio.run(agent.pending("chat"))
+    assert waits.waits_for == "consent"
+    export_file(memory, file, where={"scope": "*"})
+    memory.copy_to(tmp_path / "copy.db")
+    with StepMemory(tmp_path / "copy.db", embedder="hashing") as copied:
+        assert asyncio.run(runner(copied, tmp_path).pending("chat")) == [waits]
+    with StepMemory(tmp_path / "new.db", embedder="hashing") as new, dspy.context(lm=model()):
+        import_file(new, file)
+        theirs = runner(new, tmp_path)
+        [open_call] = asyncio.run(theirs.pending("chat"))
+        assert (open_call.tool, open_call.waits_for) == ("pay", "result")
+        name = open_call.call_id
+        with pytest.raises(InvalidSettingError, match=f"its result, a text.*--answer {name}=TEXT"):
+            asyncio.run(collected(theirs.resume("chat", answers={name: True})))
+        events = asyncio.run(collected(theirs.resume("chat", answers={name: "paid"})))
+        assert events[-1].type == StepEventType.RUN_COMPLETED
+    assert ran(tmp_path) == ["look"]

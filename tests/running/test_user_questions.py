@@ -140,6 +140,26 @@ def test_a_question_outlives_its_process(tmp_path: Path) -> None:
         assert list(memory.iter_steps({"scope": "*"})) == []
 
 
+@pytest.mark.parametrize("how", ["message", "retry"])
+def test_a_question_that_was_passed_over_is_no_longer_open(tmp_path: Path, how: str) -> None:
+    with StepMemory(tmp_path / "steps.db", embedder="hashing") as memory:
+        questions, agent = UserQuestions(memory), runner(memory)
+        asyncio.run(agent.run(SESSION, "Book my trip"))
+        [first] = questions.open()
+        if how == "retry":
+            asyncio.run(collect(agent.retry("trip", 1)))
+        else:
+            asyncio.run(agent.run(SESSION, "Book another trip"))
+        opened, waiting = questions.open(), asyncio.run(agent.pending("trip"))
+        assert first.id not in [asked.id for asked in opened]
+        assert [call.question_id for call in waiting] == [asked.id for asked in opened]
+        with pytest.raises(SequenceConflictError, match="passed over"):
+            questions.answer(first.id, "by train")
+        for asked in opened:
+            questions.answer(asked.id, "by train")
+        assert questions.open() == []
+
+
 def test_only_a_run_can_wait_for_its_user(memory: StepMemory) -> None:
     with pytest.raises(InvalidSettingError, match="StepRunner"):
         UserQuestions(memory).ask_user("nobody waits")

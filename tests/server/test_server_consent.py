@@ -165,3 +165,13 @@ def test_what_cannot_be_made_to_ask_is_not_served(
     assert said in error
     assert "--ask" in error
     assert error.count("\n") == 1
+
+
+def test_an_answer_after_the_end_is_a_conflict(memory: StepMemory, programs: Any) -> None:
+    runner = load_runner("paying_programs:nested", memory, ask_consent=True)
+    with serving(memory, runner) as served:
+        talk(served, True, True)
+        body = {"answers": {"call-1": True}}
+        late = served.client.post("/sessions/talk/resume", json=body)
+        assert (late.status_code, "nothing waits" in late.json()["detail"]) == (409, True)
+        assert served.client.post("/sessions/talk/resume").status_code == 204
