@@ -80,8 +80,7 @@ _KEY_LENGTH = 90
 _UNKNOWN = re.compile(
     r"(?:\*{1,3}|_{1,2}|`)?([A-Za-z]{2,30}(?:[ _-][A-Za-z]{2,30})?)[*_`]{0,3}[ \t]{0,5}[:：](?!//)"
 )
-_OF_WORDS = ("name", "goal", "description", "artifacts")
-"""Fields whose lines below the first may begin with a word and a colon."""
+_OF_WORDS = ("name", "goal", "description", "artifacts")  # may hold lines `word: …`
 _END = re.compile(r"[\s>#*_`=-]{0,20}END[ _-]?(?:OF[ _-])?PLAN[\s*_`.=:-]{0,20}", re.IGNORECASE)
 _RULE = re.compile(r"\s*(?:-{3,}|={3,}|\*{3,}|_{3,}|\.{3,}|…)?\s*")
 _FENCE = "```"
@@ -208,8 +207,7 @@ def _blocks(lines: Sequence[str]) -> list[dict[str, _Value]]:
     """Return the header of the plan inside a text, and its steps, each cut into its fields.
 
     The header begins at the last PLAN before the steps. Where steps are written in capitals, keys
-    in small letters are text unless they begin their line and their field is still missing: so is
-    `- Type: of the field` inside a description.
+    in small letters are text, unless they begin their line and their field is still missing.
     """
     keys = [_key(line) for line in lines]
     in_capitals = any(key and key.field == "id" and key.is_upper for key in keys)
