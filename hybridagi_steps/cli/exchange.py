@@ -61,7 +61,7 @@ def import_steps(
         str | None, typer.Option("--user", help="User of steps that name none.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 1 when a record was skipped.")
+        bool, typer.Option("--strict", help="Exit code 1 when a record or a file was skipped.")
     ] = False,
     background: Background = False,
     db: Db = DEFAULT_DB,
@@ -94,7 +94,7 @@ def import_steps(
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
     if report.added and not report.understood:
         raise typer.Exit(NOTHING_UNDERSTOOD)
-    if strict and report.skipped_count:
+    if strict and (report.skipped_count or report.broken_files):
         raise typer.Exit(1)
 
 

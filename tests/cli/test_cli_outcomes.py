@@ -49,6 +49,22 @@ def test_a_strict_import_ends_with_1_when_it_skipped_a_record(
     assert main(["import", str(whole), "--db", db, "--strict", *form]) == 0
 
 
+def test_a_strict_import_ends_with_1_when_a_log_of_the_folder_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    good = hs.AgentStep.model_validate({"step_type": "Action"}).model_dump_json()
+    (folder / "a.jsonl").write_text(good)
+    (folder / "settings.json").write_text('{"theme": "dark"}')
+    command = ["import", str(folder), "--db", str(tmp_path / "steps.db"), "--strict"]
+    assert main(command) == 0
+    assert "files of no known format passed over: settings.json\n" in capsys.readouterr().err
+    (folder / "b.jsonl").write_text('{"type": "user", "uuid": "a\n')
+    assert main(command) == 1
+    assert "passed over: b.jsonl (line 1: not JSON: " in capsys.readouterr().err
+
+
 def test_a_session_that_is_not_there_is_not_exported(
     db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
