@@ -393,7 +393,7 @@ class _MessageWriter:
         role = ROLES.get(view["role"])
         linked = self._links.get(id(turn), [])
         metadata: JsonObject = {"format": self._conversation.format}
-        if role is None:  # as a tool's result it is quoted to a model as data
+        if role is None:  # quoted to a model as data, see units.py
             role, metadata["role"] = MessageRole.TOOL, view["role"]
             view = {"name": view["role"], **view}
         calls = self._calls(turn) if role is MessageRole.ASSISTANT else None
@@ -407,7 +407,7 @@ class _MessageWriter:
             "role": role,
             "content": _content(view.get("content") or view.get("refusal")),
             "tool_calls": calls,
-            "tool_call_id": self._answered(turn) if role is MessageRole.TOOL else None,
+            "tool_call_id": self._answered(turn),
             **{name: view[name] for name in _TEXTS if view.get(name) and type(view[name]) is str},
             "agent_step_id": linked[0] if len(linked) == 1 else None,
             "metadata": metadata,
@@ -426,6 +426,8 @@ class _MessageWriter:
 
     def _answered(self, turn: Turn) -> str | None:
         """Return the call that a result answers; in the oldest form it is the one before."""
+        if ROLES.get(turn.view["role"]) is not MessageRole.TOOL:
+            return None
         if turn.view["role"] == "function":
             return self._legacy_call
         call_id = as_text(turn.view.get("tool_call_id"))
