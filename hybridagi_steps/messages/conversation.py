@@ -29,6 +29,7 @@ from hybridagi_steps.records.json_reading import (
     as_json,
     as_object,
     as_text,
+    has_unread_time,
     stable_id,
     text_of,
     time_of,
@@ -43,6 +44,8 @@ NOT_READ = "not_read"
 LONGEST_RUN_ID = 128
 """Longer ids of a conversation do not become the run's."""
 
+UNREAD_TIME = "time"
+"""Stands among what was not understood, for a message that says when it was made in odd words."""
 _LEGACY_CALL = "function_call"
 _SAID = ("role", "content", "refusal", "name", "tool_calls", "tool_call_id", _LEGACY_CALL)
 _TEXTS = ("name", "reasoning_content")
@@ -287,6 +290,8 @@ class _Reader:
         if note:
             metadata["note"] = note
         unread = [kind for turn in turns for kind in turn.unread]
+        natives = (turn.native for turn in turns if self._writer.time_of(turn) is None)
+        unread += [UNREAD_TIME for native in natives if native and has_unread_time(native)]
         if not self.steps:
             unread += self._conversation.unread
         if unread:
