@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.messages.conversation import (
     NOT_READ,
     UNREAD_TIME,
@@ -27,6 +28,7 @@ from hybridagi_steps.messages.conversation import (
 )
 from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.validation import without_parent
@@ -193,6 +195,16 @@ class UnreadCounts:
 def _is_empty(step: AgentStep) -> bool:
     inputs = step.inputs or {}
     return not (inputs.get("purpose") or inputs.get("arguments") or step.outputs)
+
+
+def check_session(memory: StepMemory, session_id: str) -> None:
+    """Check that a session is there: it has messages, or steps that name it."""
+    try:
+        memory.repository().store.session_end(session_id)
+    except UnknownSessionError:
+        where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
+        if next(memory.iter_steps(where), None) is None:
+            raise
 
 
 StepsOf = Callable[[Iterable[str]], list[AgentStep]]

@@ -310,3 +310,13 @@ def test_every_format_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> 
     shown = "".join(capsys.readouterr().out.replace("│", " ").split())
     for name in FORMATS:
         assert name in shown
+
+
+def test_an_import_that_finds_no_record_of_a_format_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "roles.jsonl"
+    file.write_text('[{"id": "a"}]')
+    command = ["import", str(file), "--db", str(tmp_path / "s.db"), "--format", "langfuse"]
+    assert main(command) == 2
+    assert "no record of the format langfuse was found in it" in capsys.readouterr().err
