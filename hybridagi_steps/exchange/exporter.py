@@ -90,12 +90,7 @@ def export_file(
         raise ExchangeError(f"unknown format {format!r}; known formats: {known}.")
     target = file_path(path)
     if format == "auto":
-        if target.suffix not in _SUFFIXES:
-            raise ExchangeError(
-                f"{target}: no format is known by the ending {target.suffix!r}; end the name in "
-                f"{', '.join(filter(None, _SUFFIXES))}, or name a format."
-            )
-        format = _SUFFIXES[target.suffix]  # noqa: A001
+        format = _SUFFIXES.get(target.suffix, "auto")  # noqa: A001
     learned = format == "openai"
     asked = for_recall(where) if learned else in_every_scope(of_steps(where))
     if asked.session_id is not None:
@@ -103,7 +98,7 @@ def export_file(
     job = _Job(memory, asked, memory.embedder.model_id if vectors else None, left_out, learned)
     if format == "parquet":
         parquet.required()
-    return _write(job, _WRITERS[format], target, memory.whole_address)
+    return _write(job, _WRITERS.get(format, _refuse_ending), target, memory.whole_address)
 
 
 def salvage_file(
@@ -266,6 +261,11 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     if sessions is not None:
         file.writelines(sessions.lines(line))
     return count
+
+
+def _refuse_ending(*_: object) -> int:
+    known = ", ".join(filter(None, _SUFFIXES))
+    raise ExchangeError(f"the file's ending names no format; end it in {known}, or name a format.")
 
 
 def _write_otlp(job: _Job, file: BinaryIO) -> int:

@@ -416,8 +416,11 @@ def test_the_command_line_moves_a_memory_from_format_to_format(
 def test_an_export_refuses_an_unknown_ending_and_an_unknown_session(tmp_path: Path) -> None:
     memory = StepMemory(":memory:", embedder="hashing:2")
     memory.add(AgentStep.model_validate({"step_type": "Action"}))
-    with pytest.raises(ExchangeError, match=r"'.csv'; end the name in .jsonl, .*\.parquet"):
+    with pytest.raises(
+        ExchangeError, match=r"ending names no format; end it in \.jsonl, .*\.parquet"
+    ):
         memory.export(tmp_path / "x.csv")
+    assert not (tmp_path / "x.csv").exists()
     assert memory.export(tmp_path / "x.csv", format="jsonl") == 1
     with pytest.raises(UnknownSessionError, match="nix"):
         memory.export(tmp_path / "x.jsonl", where={"session_id": "nix"})
