@@ -61,7 +61,7 @@ def import_steps(
         str | None, typer.Option("--user", help="User of steps that name none.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 1 when a record was skipped.")
+        bool, typer.Option("--strict", help="Exit code 1 when a record or a file was skipped.")
     ] = False,
     background: Background = False,
     db: Db = DEFAULT_DB,
@@ -90,11 +90,14 @@ def import_steps(
         print_json(report._asdict())
     else:
         _print_report(report, named(db), is_refused=is_refused)
-    if is_refused:
+    if is_refused and report.read:
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
+    if is_refused:
+        kind = "record" if format_name == "auto" else f"record of the format {format_name}"
+        raise ExchangeError(f"{file}: no {kind} was found in it; leave --format out to tell it.")
     if report.added and not report.understood:
         raise typer.Exit(NOTHING_UNDERSTOOD)
-    if strict and report.skipped_count:
+    if strict and (report.skipped_count or report.broken_files):
         raise typer.Exit(1)
 
 
@@ -160,13 +163,10 @@ def export_steps(
 def _export(
     file: str, format_name: str, where: StepFilter, vectors: bool, db: str, namespace: str
 ) -> None:
-    from hybridagi_steps.cli.finding import check_session
     from hybridagi_steps.exchange import export_file
 
     left_out: list[str] = []
     with existing(db, namespace) as memory:
-        if where.session_id is not None:
-            check_session(memory, where.session_id)
         count = export_file(
             memory, file, format=format_name, where=where, vectors=vectors, left_out=left_out.append
         )

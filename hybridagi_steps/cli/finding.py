@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from hybridagi_steps.errors import InvalidQueryError, UnknownSessionError, UnknownStepError
+from hybridagi_steps.errors import InvalidQueryError, UnknownStepError
 from hybridagi_steps.protocols import MessageIndex
 from hybridagi_steps.records.agent_step import id_text
-from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
+from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.search.lineage import context_of_message
 from hybridagi_steps.server.views import Named, hits_for, named
 
@@ -44,16 +44,6 @@ def find(memory: StepMemory, text: str) -> Named | list[AgentStep]:
     if len(text) < SHORTEST_PREFIX:
         raise UnknownStepError(text)
     return _by_prefix(memory, text)
-
-
-def check_session(memory: StepMemory, session_id: str) -> None:
-    """Check that a session is there: it has messages, or steps that name it."""
-    try:
-        memory.repository().store.session_end(session_id)
-    except UnknownSessionError:
-        where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
-        if next(memory.iter_steps(where), None) is None:
-            raise
 
 
 def lineage(memory: StepMemory, found: Named) -> tuple[list[AgentStep], list[AgentStep]]:

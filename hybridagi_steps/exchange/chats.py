@@ -186,7 +186,7 @@ def _path(parents: Mapping[str, str | None], leaf: str) -> dict[str, None]:
 
 
 def message(
-    role: str, content: object, native: Message | None = None, /, **fields: object
+    role: object, content: object, native: Message | None = None, /, **fields: object
 ) -> ChatMessage:
     """Return a message; its time is that of the native one, fields that are None are left out."""
     view: Message = {"role": role, "content": content, **js.known_fields(**fields)}

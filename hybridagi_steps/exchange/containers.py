@@ -51,6 +51,7 @@ class PassedOver(NamedTuple):
 
     name: str
     reason: str = ""
+    """Why it cannot be read; "" where it can, and is of another kind."""
 
 
 Members = Iterator[Member | PassedOver]
@@ -105,7 +106,8 @@ def _member(
     if name and format_name == "auto":
         head, recognised = format_of_first(records)
         if recognised is None:
-            return PassedOver(name)
+            broken = next((record for record in head if isinstance(record, Skipped)), None)
+            return PassedOver(name, f"line {broken.line}: {broken.reason}" if broken else "")
         records, format_name = chain(head, records), recognised
     format_name, entries = parse_as(format_name, records)
     return Member(name, format_name, entries, progress)
@@ -116,7 +118,8 @@ def passed_over_notes(files: Sequence[PassedOver]) -> list[str]:
     if not files:
         return []
     names = ", ".join(
-        f"{file.name:.80}{file.reason and f' ({file.reason:.80})'}" for file in files[:5]
+        f"{file.name:.80}{file.reason and f' ({file.reason:.160})'}"
+        for file in sorted(files, key=lambda file: not file.reason)[:5]
     )
     more = f" and {len(files) - 5:,} more" if len(files) > 5 else ""
     return [f"files of no known format passed over: {names}{more}"]
@@ -157,8 +160,8 @@ def _recognised(members: Members, path: Path) -> Members:
         passed.append(member)
         if isinstance(member, Member):
             return chain(passed, members)
-    reasons = (member.reason for member in passed if isinstance(member, PassedOver))
-    names = next(filter(None, reasons), "")
+    broken = (member for member in passed if isinstance(member, PassedOver) and member.reason)
+    names = next((f"{member.name}: {member.reason}" for member in broken), "").rstrip(".")
     names = names or ", ".join(member.name for member in passed[:5]) or "no JSON or JSONL file"
     raise ExchangeError(f"cannot read {path}: nothing in it is of a known format: {names}.")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from hybridagi_steps.errors import DamagedFileError, ExchangeError, ForeignFileError, StorageError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.reader import file_path
-from hybridagi_steps.exchange.records import RunScores, with_origin
+from hybridagi_steps.exchange.records import RunScores, check_session, with_origin
 from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -45,6 +45,7 @@ BATCH = 500
 """Steps read at once."""
 _REBUILD = "Restore a backup, or rebuild: `sqlite3 OLD .recover | sqlite3 NEW`, then salvage NEW."
 _EVERYTHING = StepFilter(scope=EVERY_SCOPE)
+_SUFFIXES = {**dict.fromkeys(("", ".jsonl", ".ndjson", ".json"), "jsonl"), ".parquet": "parquet"}
 _BESIDE = ("-wal", "-shm", "-journal", ".lock", ".index")
 
 LeftOut = Callable[[str], None]
@@ -81,6 +82,7 @@ def export_file(
         ExchangeError: The file cannot be written, or is the memory's own; what stood there before
             is untouched.
         InvalidFilterError: An unknown key in `where`.
+        UnknownSessionError: `where` names a session that is not there.
         MissingExtraError: Parquet needs the extra `parquet`.
     """
     if format not in EXPORT_FORMATS:
@@ -88,13 +90,15 @@ def export_file(
         raise ExchangeError(f"unknown format {format!r}; known formats: {known}.")
     target = file_path(path)
     if format == "auto":
-        format = "parquet" if target.suffix == ".parquet" else "jsonl"  # noqa: A001
+        format = _SUFFIXES.get(target.suffix, "auto")  # noqa: A001
     learned = format == "openai"
     asked = for_recall(where) if learned else in_every_scope(of_steps(where))
+    if asked.session_id is not None:
+        check_session(memory, asked.session_id)
     job = _Job(memory, asked, memory.embedder.model_id if vectors else None, left_out, learned)
     if format == "parquet":
         parquet.required()
-    return _write(job, _WRITERS[format], target, memory.whole_address)
+    return _write(job, _WRITERS.get(format, _refuse_ending), target, memory.whole_address)
 
 
 def salvage_file(
@@ -257,6 +261,11 @@ def _write_jsonl(job: _Job, file: BinaryIO) -> int:
     if sessions is not None:
         file.writelines(sessions.lines(line))
     return count
+
+
+def _refuse_ending(*_: object) -> int:
+    known = ", ".join(filter(None, _SUFFIXES))
+    raise ExchangeError(f"the file's ending names no format; end it in {known}, or name a format.")
 
 
 def _write_otlp(job: _Job, file: BinaryIO) -> int:

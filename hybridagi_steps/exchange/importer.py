@@ -65,6 +65,8 @@ class ImportReport(NamedTuple):
     """What of the records that were imported was left out, repaired or not understood."""
     understood: int = 0
     """New steps that say something; with none of them, the file was stored and not understood."""
+    broken_files: int = 0
+    """Files of several that could not be read; the notes say why."""
 
 
 def import_file(
@@ -301,6 +303,7 @@ class _Importer:
             self._skipped_count,
             (*notes, *passed_over_notes(self._passed)),
             self._unread.understood,
+            sum(bool(file.reason) for file in self._passed),
         )
 
     def _store(self, records: list[Parsed]) -> None:

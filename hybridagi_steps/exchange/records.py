@@ -19,13 +19,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hybridagi_steps.errors import UnknownSessionError
 from hybridagi_steps.messages.conversation import (
     NOT_READ,
+    UNREAD_TIME,
     Conversation,
     conversation_steps,
 )
 from hybridagi_steps.records import json_reading as js
 from hybridagi_steps.records.agent_step import AgentStep, AgentStepType
+from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
 from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
 from hybridagi_steps.records.message import Step
 from hybridagi_steps.validation import without_parent
@@ -162,14 +165,16 @@ class UnreadCounts:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self.understood = 0
+        self.understood = self._times = 0
 
     def see(self, step: AgentStep, *, is_own: bool) -> None:
         """Count a step that is imported, by what of it was not understood.
 
         A step that `is_own`, in our own format, is understood whatever it holds.
         """
-        labels = js.as_list((step.metadata or {}).get(NOT_READ))
+        unread = js.as_list((step.metadata or {}).get(NOT_READ))
+        labels = [label for label in unread if label != UNREAD_TIME]
+        self._times += len(unread) - len(labels)
         is_empty = _is_empty(step)
         if not labels and is_empty and step.step_type is AgentStepType.Action:
             labels = ["step of type Action without words, arguments or result"]
@@ -178,7 +183,8 @@ class UnreadCounts:
 
     def notes(self) -> list[str]:
         """Return the counts in words."""
-        return [
+        times = f"{self._times:,} time{'s'[: self._times > 1]} could not be read"
+        return [times][: self._times] + [
             f"{count:,} {_PLURAL.sub('s ', label, 1)} were not understood"
             if count > 1
             else f"1 {label} was not understood"
@@ -189,6 +195,16 @@ class UnreadCounts:
 def _is_empty(step: AgentStep) -> bool:
     inputs = step.inputs or {}
     return not (inputs.get("purpose") or inputs.get("arguments") or step.outputs)
+
+
+def check_session(memory: StepMemory, session_id: str) -> None:
+    """Check that a session is there: it has messages, or steps that name it."""
+    try:
+        memory.repository().store.session_end(session_id)
+    except UnknownSessionError:
+        where = StepFilter(session_id=session_id, scope=EVERY_SCOPE)
+        if next(memory.iter_steps(where), None) is None:
+            raise
 
 
 StepsOf = Callable[[Iterable[str]], list[AgentStep]]

@@ -58,16 +58,16 @@ _TESTS = (
     "undefined",
 )
 _NOUNS = {
-    nodes.Call: "calls such as `x.get()` or `range(9)`",
-    nodes.BinExpr: "arithmetic",
-    nodes.UnaryExpr: "arithmetic",
-    nodes.Assign: "`set`",
-    nodes.AssignBlock: "`set`",
-    nodes.NSRef: "`set`",
-    nodes.Macro: "macros",
-    nodes.CallBlock: "macros",
+    nodes.Call: "calls such as `x.get()` or `range(9)`; give the value as an input",
+    nodes.BinExpr: "arithmetic; compute the value before and give it as an input",
+    nodes.UnaryExpr: "arithmetic; compute the value before and give it as an input",
+    nodes.Assign: "`set`; write the expression where its value is wanted",
+    nodes.AssignBlock: "`set`; write the expression where its value is wanted",
+    nodes.NSRef: "`set`; write the expression where its value is wanted",
+    nodes.Macro: "macros; write their text out, or loop over a list with `for`",
+    nodes.CallBlock: "macros; write their text out, or loop over a list with `for`",
     nodes.FilterBlock: "`filter` blocks; use `{{ x | filter }}`",
-    nodes.Dict: "dicts",
+    nodes.Dict: "dicts; give the values as inputs",
 }
 
 

@@ -29,6 +29,7 @@ from hybridagi_steps.records.json_reading import (
     as_json,
     as_object,
     as_text,
+    has_unread_time,
     stable_id,
     text_of,
     time_of,
@@ -43,6 +44,8 @@ NOT_READ = "not_read"
 LONGEST_RUN_ID = 128
 """Longer ids of a conversation do not become the run's."""
 
+UNREAD_TIME = "time"
+"""Stands among what was not understood, for a message that says when it was made in odd words."""
 _LEGACY_CALL = "function_call"
 _SAID = ("role", "content", "refusal", "name", "tool_calls", "tool_call_id", _LEGACY_CALL)
 _TEXTS = ("name", "reasoning_content")
@@ -287,6 +290,8 @@ class _Reader:
         if note:
             metadata["note"] = note
         unread = [kind for turn in turns for kind in turn.unread]
+        natives = (turn.native for turn in turns if self._writer.time_of(turn) is None)
+        unread += [UNREAD_TIME for native in natives if native and has_unread_time(native)]
         if not self.steps:
             unread += self._conversation.unread
         if unread:
@@ -393,7 +398,7 @@ class _MessageWriter:
         role = ROLES.get(view["role"])
         linked = self._links.get(id(turn), [])
         metadata: JsonObject = {"format": self._conversation.format}
-        if role is None:  # as a tool's result it is quoted to a model as data
+        if role is None:  # quoted to a model as data, see units.py
             role, metadata["role"] = MessageRole.TOOL, view["role"]
             view = {"name": view["role"], **view}
         calls = self._calls(turn) if role is MessageRole.ASSISTANT else None
@@ -407,7 +412,7 @@ class _MessageWriter:
             "role": role,
             "content": _content(view.get("content") or view.get("refusal")),
             "tool_calls": calls,
-            "tool_call_id": self._answered(turn) if role is MessageRole.TOOL else None,
+            "tool_call_id": self._answered(turn),
             **{name: view[name] for name in _TEXTS if view.get(name) and type(view[name]) is str},
             "agent_step_id": linked[0] if len(linked) == 1 else None,
             "metadata": metadata,
@@ -426,6 +431,8 @@ class _MessageWriter:
 
     def _answered(self, turn: Turn) -> str | None:
         """Return the call that a result answers; in the oldest form it is the one before."""
+        if ROLES.get(turn.view["role"]) is not MessageRole.TOOL:
+            return None
         if turn.view["role"] == "function":
             return self._legacy_call
         call_id = as_text(turn.view.get("tool_call_id"))

@@ -31,6 +31,8 @@ from hybridagi_steps.records.json_reading import (
 )
 from hybridagi_steps.records.message import ROLE_ALIASES
 
+UNKNOWN_ROLE = "unknown"
+"""Role of a message whose own is no text: what it says is data."""
 _CALL_BLOCKS = {"tool_use", "server_tool_use", "mcp_tool_use"}
 
 
@@ -50,10 +52,10 @@ def anthropic_turns(messages: Iterable[Message]) -> list[Turn]:
 
 
 def _checked(message: Message, place: int) -> Message:
-    """Return a message that has a role, and that says something if it is a user's."""
+    """Return a message that says something, or whose role may say nothing."""
     role = message.get("role")
     says = bool(message.keys() & {"content", "parts"})
-    if not isinstance(role, str) or (not says and role.casefold() not in ROLE_ALIASES):
+    if not says and (not isinstance(role, str) or role.casefold() not in ROLE_ALIASES):
         raise BadRecordError(f"message {place + 1} has the role {role!r:.60}")
     if role == "user" and not says:
         raise BadRecordError(f"message {place + 1} is a user's and has no content")
@@ -70,6 +72,8 @@ class _Part(NamedTuple):
 
 def _message_turns(message: Message, place: int) -> Iterator[Turn]:
     view, unread = shaped(_checked(message, place))
+    if not isinstance(view.get("role"), str):
+        view = {**view, "role": UNKNOWN_ROLE}
     blocks = as_list(view.get("content"))
     if not any(_is_block(as_object(block).get("type")) for block in blocks):
         yield Turn(view, place, message, _metrics(message), unread=unread)

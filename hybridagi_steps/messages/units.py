@@ -39,6 +39,7 @@ from hybridagi_steps.records.json_reading import (
     as_arguments,
     as_list,
     as_object,
+    as_text,
     text_of,
 )
 from hybridagi_steps.records.json_values import json_value
@@ -224,6 +225,11 @@ class Grouping:
     def _take(self, step: Step, place: int) -> None:
         if step.role is MessageRole.ASSISTANT and step.tool_calls:
             self._calls(step, place)
+        elif (role := _odd_role(step)) is not None:
+            quoted = _as_user(step, fenced("recalled", text_of(step.content), role=role))
+            self._units.append(
+                Unit([quoted], place, [f"a message of role {role!r:.60} was quoted"])
+            )
         elif step.role is MessageRole.TOOL:
             self._result(step, place)
         elif step.role is MessageRole.SYSTEM:
@@ -314,6 +320,12 @@ def _interrupted(step: Step, call: JsonObject, number: int) -> Step:
     )
 
 
+def _odd_role(step: Step) -> str | None:
+    """Return the role of a message that is kept as data since nobody knows its role."""
+    is_data = step.role is MessageRole.TOOL and not step.tool_call_id
+    return as_text((step.metadata or {}).get("role")) if is_data else None
+
+
 def _quoted(step: Step) -> Step:
     # The call's id, not the message's: that may be random, and equal histories give equal prompts.
     text = fenced("tool_result", text_of(step.content), id=step.tool_call_id, tool=step.name)
@@ -349,7 +361,9 @@ def messages_text(messages: Iterable[Step]) -> str:
 
 def _lines(message: Step) -> Iterator[str]:
     text = text_of(message.content)
-    if message.role is MessageRole.TOOL:
+    if (role := _odd_role(message)) is not None:
+        yield f"{speaker_label(role, 'data')}: {hanging(text)}"
+    elif message.role is MessageRole.TOOL:
         yield f"-> {hanging(text)}"
     elif text:
         yield f"{speaker_label(message.name, message.role.value)}: {hanging(text)}"

@@ -181,6 +181,7 @@ class Plan(BaseModel):
         if not self.steps:
             return ["the plan has no steps"]
         ids = self._ids()
+        counts = Counter(step.id for step in self.steps)
         makers: dict[str, list[str]] = {}
         for step in self.steps:
             for artifact in step.artifacts:
@@ -189,13 +190,12 @@ class Plan(BaseModel):
             f"step {step.id!r}: {problem}"
             for step in self.steps
             for problem in (
-                *_dependency_problems(step, ids),
+                *_dependency_problems(step, ids, counts),
                 *self._need_problems(step, makers),
                 *filter(None, map(file_problem, step.files)),
                 *_artifact_problems(step),
             )
         ]
-        counts = Counter(step.id for step in self.steps)
         twice = [f"{n} steps have the id {name!r}" for name, n in counts.items() if n > 1]
         return [*twice, *of_steps, *self._cycles()]
 
@@ -328,10 +328,12 @@ def file_problem(path: str) -> str | None:
     return None
 
 
-def _dependency_problems(step: PlanStep, known: Mapping[str, int]) -> list[str]:
+def _dependency_problems(
+    step: PlanStep, known: Mapping[str, int], counts: Mapping[str, int]
+) -> list[str]:
     problems: list[str] = []
     for name in dict.fromkeys(step.dependencies):
-        if name == step.id:
+        if name == step.id and counts[name] == 1:  # else it may be meant to name its namesake
             problems.append("depends on itself")
         elif name not in known:
             problems.append(f"depends on the unknown step {name!r}; {_listed(known)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from textwrap import dedent
 from typing import Any, NamedTuple, cast
@@ -37,7 +37,7 @@ _STEP_ALIASES = {
     "goal": ("goal", "objective"),
     "description": ("description",),
     "files": ("files", "file", "required_files"),
-    "dependencies": ("dependencies", "depends_on", "dependency"),
+    "dependencies": ("dependencies", "depends_on", "dependency", "deps", "dependences", "after"),
     "needs": ("needs", "inputs"),
     "artifacts": ("artifacts", "artifact", "expected_artifacts", "outputs"),
 }
@@ -49,7 +49,10 @@ _JSON_PLAN = {
     "steps": ("steps",),
 }
 _KEYS = {"plan": "plan", "plan_name": "plan"} | {
-    alias: field for field, names in _STEP_ALIASES.items() for alias in names if alias != "id"
+    alias: field
+    for field, names in _STEP_ALIASES.items()
+    for alias in names
+    if alias not in ("id", "after")
 }
 _TEXT_NAMES = {"id": "STEP", "shapes": "ARTIFACTS", "notes": "ARTIFACTS"}
 _NAME_LISTS = ("files", "dependencies", "needs")
@@ -74,6 +77,10 @@ _KEY = re.compile(
     r"[ \t]{0,5}[:：]"
 )
 _KEY_LENGTH = 90
+_UNKNOWN = re.compile(
+    r"(?:\*{1,3}|_{1,2}|`)?([A-Za-z]{2,30}(?:[ _-][A-Za-z]{2,30})?)[*_`]{0,3}[ \t]{0,5}[:：](?!//)"
+)
+_OF_WORDS = ("name", "goal", "description", "artifacts")  # may hold lines `word: …`
 _END = re.compile(r"[\s>#*_`=-]{0,20}END[ _-]?(?:OF[ _-])?PLAN[\s*_`.=:-]{0,20}", re.IGNORECASE)
 _RULE = re.compile(r"\s*(?:-{3,}|={3,}|\*{3,}|_{3,}|\.{3,}|…)?\s*")
 _FENCE = "```"
@@ -93,6 +100,7 @@ class _Key(NamedTuple):
     number: str
     value: str
     is_upper: bool
+    is_bare: bool  # nothing stands before it in its line
 
 
 class _Value(NamedTuple):
@@ -165,8 +173,10 @@ def _field(key: str, value: str) -> list[str]:
 
 def _quoted(name: str) -> str:
     """Return a name as it stands in a list: in quotes where it could be misread."""
-    bare = _BARE.fullmatch(name) and not NOTHING.fullmatch(name) and _key(f"{name}:") is None
-    return name if bare else json.dumps(name, ensure_ascii=False)
+    means_more = NOTHING.fullmatch(name) or _END.fullmatch(name) or _key(f"{name}:")
+    return (
+        name if _BARE.fullmatch(name) and not means_more else json.dumps(name, ensure_ascii=False)
+    )
 
 
 def _artifact_text(step: Mapping[str, Any], name: str) -> str:
@@ -189,23 +199,25 @@ def _key(line: str) -> _Key | None:
     if mark and not match["closed"]:
         # `**GOAL:** text` closes behind the colon, `**GOAL: text**` at the end.
         value = value.removeprefix(mark) if value.startswith(mark) else value.removesuffix(mark)
-    return _Key(name, match["number"] or "", value.strip(), match["key"].isupper())
+    is_bare = match.start("mark" if mark else "key") == 0
+    return _Key(name, match["number"] or "", value.strip(), match["key"].isupper(), is_bare)
 
 
 def _blocks(lines: Sequence[str]) -> list[dict[str, _Value]]:
     """Return the header of the plan inside a text, and its steps, each cut into its fields.
 
     The header begins at the last PLAN before the steps. Where steps are written in capitals, keys
-    in small letters are text, as in `- Type: of the field` inside a description.
+    in small letters are text, unless they begin their line and their field is still missing.
     """
     keys = [_key(line) for line in lines]
-    if any(key and key.field == "id" and key.is_upper for key in keys):
-        keys = [key if key and key.is_upper else None for key in keys]
+    in_capitals = any(key and key.field == "id" and key.is_upper for key in keys)
     blocks: list[dict[str, _Value]] = [{}]
     current = _Value(0, [])
     fences = outer_fences = 0
     for number, (line, key) in enumerate(zip(lines, keys, strict=True), 1):
         in_steps, block = len(blocks) > 1, blocks[-1]
+        if in_capitals and key and not key.is_upper and not _is_missing(key, block, in_steps):
+            key = None
         if in_steps and _END.fullmatch(line):
             break
         if line.lstrip().startswith(_FENCE):
@@ -221,6 +233,8 @@ def _blocks(lines: Sequence[str]) -> list[dict[str, _Value]]:
             or fences
             or not (in_steps or key.field in {"plan", "id", "name", "description"})
         ):
+            if in_steps and not fences:
+                _check_text(line, number, block, current)
             current.lines.append(line)
         elif key.field == "plan" and in_steps:
             raise PlanParseError("a second plan begins here", line=number, field="PLAN")
@@ -236,6 +250,25 @@ def _blocks(lines: Sequence[str]) -> list[dict[str, _Value]]:
         else:
             current = block[key.field] = _Value(number, [key.value])
     return blocks
+
+
+def _is_missing(key: _Key, block: Mapping[str, _Value], in_steps: bool) -> bool:
+    """Whether a key in small letters begins a field that its block does not hold yet."""
+    if not key.is_bare or key.number or (key.field in block and key.field != "id"):
+        return False
+    return key.field != "plan" if in_steps else key.field != "name" or "plan" not in block
+
+
+def _check_text(line: str, number: int, block: Mapping[str, _Value], current: _Value) -> None:
+    """Refuse a line that names a field there is not, where it would be no part of a text."""
+    found = _UNKNOWN.match(line[:_KEY_LENGTH])
+    if found is None or any(block.get(name) is current for name in _OF_WORDS):
+        return
+    if "goal" in block and not all(each.strip() for each in current.lines[1:]):
+        return  # prose behind the last list of a step
+    fields = ", ".join(_TEXT_NAMES.get(name, name.upper()) for name in _STEP_ALIASES)
+    message = f"a step has no such field; its fields are {fields}"
+    raise PlanParseError(message, line=number, field=found[1])
 
 
 def _texts(block: Mapping[str, _Value], title: str) -> dict[str, str]:
@@ -293,8 +326,21 @@ def _json_plan(value: Any) -> dict[str, Any]:
             if not isinstance(step, dict):
                 message = f"expected a step as an object, got {step!r:.60}"
                 raise PlanParseError(message, field=f"steps[{number}]")
-        plan["steps"] = _normalized([_renamed(step, _JSON_STEP) for step in cast("Any", steps)])
+        plan["steps"] = _normalized([_json_step(n, s) for n, s in enumerate(cast("Any", steps))])
     return plan
+
+
+def _json_step(number: int, step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a step in JSON, whatever their case; what is none is refused."""
+    known = {alias for names in _JSON_STEP.values() for alias in names}
+    values: dict[str, Any] = {}
+    for name, value in step.items():
+        plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[ -]", "_", name).lower()
+        if value is not None and plain not in known:
+            message = f"a step has no such field; its fields are {', '.join(_JSON_STEP)}"
+            raise PlanParseError(message, field=f"steps[{number}].{name:.60}")
+        values[plain] = value if value is not None else values.get(plain)
+    return _renamed(values, _JSON_STEP)
 
 
 def _renamed(values: Mapping[str, Any], fields: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -331,13 +377,13 @@ def _normalized(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         step.update({name: read_names(step[name]) for name in _NAME_LISTS if name in step})
         if isinstance(waits := step.get("dependencies"), list):
             found = [each for name in cast("list[Any]", waits) for each in _resolved(name, ids)]
-            step["dependencies"] = list(dict.fromkeys(found)) if _all_texts(found) else found
+            step["dependencies"] = (
+                list(dict.fromkeys(found))
+                if all(isinstance(each, str) for each in found)
+                else found
+            )
         step.update(read_artifacts(step))
     return steps
-
-
-def _all_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def _slug(text: object) -> str:

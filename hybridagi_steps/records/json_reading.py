@@ -21,7 +21,10 @@ from hybridagi_steps.records.json_values import first_fault
 JsonObject = dict[str, Any]
 
 _NAMESPACE = UUID("6d1f0f43-0c39-5b8e-9c0d-6a5d5c1f7a52")
-_TIME_KEYS = ("created_at", "timestamp", "created", "create_time")
+_TIME_KEYS = (
+    *("created_at", "timestamp", "created", "create_time"),
+    *("createdAt", "time", "date", "ts"),
+)
 _TOOL_RESULTS = {"tool_call_response", "tool_result", "function_call_output"}
 _TOOL_RESULT_KEYS = {"function_response", "functionResponse", "toolResult"}
 _MILLISECONDS_FROM = 1e11
@@ -226,7 +229,16 @@ def _is_tool_result(part: object) -> bool:
 
 def time_of(values: Mapping[str, Any], *keys: str) -> datetime | None:
     """Return when something was made, if it says so in a way that can be read."""
-    value = next((values[key] for key in keys or _TIME_KEYS if values.get(key)), None)
+    read = (_time(values[key]) for key in keys or _TIME_KEYS if values.get(key))
+    return next(filter(None, read), None)
+
+
+def has_unread_time(values: Mapping[str, Any]) -> bool:
+    """Whether a text says when something was made, in a way that cannot be read."""
+    return text_in(values, *_TIME_KEYS) is not None and time_of(values) is None
+
+
+def _time(value: object) -> datetime | None:
     try:
         if isinstance(value, str):
             read = datetime.fromisoformat(value)

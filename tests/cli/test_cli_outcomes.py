@@ -49,6 +49,22 @@ def test_a_strict_import_ends_with_1_when_it_skipped_a_record(
     assert main(["import", str(whole), "--db", db, "--strict", *form]) == 0
 
 
+def test_a_strict_import_ends_with_1_when_a_log_of_the_folder_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    good = hs.AgentStep.model_validate({"step_type": "Action"}).model_dump_json()
+    (folder / "a.jsonl").write_text(good)
+    (folder / "settings.json").write_text('{"theme": "dark"}')
+    command = ["import", str(folder), "--db", str(tmp_path / "steps.db"), "--strict"]
+    assert main(command) == 0
+    assert "files of no known format passed over: settings.json\n" in capsys.readouterr().err
+    (folder / "b.jsonl").write_text('{"type": "user", "uuid": "a\n')
+    assert main(command) == 1
+    assert "passed over: b.jsonl (line 1: not JSON: " in capsys.readouterr().err
+
+
 def test_a_session_that_is_not_there_is_not_exported(
     db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,3 +310,13 @@ def test_every_format_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> 
     shown = "".join(capsys.readouterr().out.replace("│", " ").split())
     for name in FORMATS:
         assert name in shown
+
+
+def test_an_import_that_finds_no_record_of_a_format_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "roles.jsonl"
+    file.write_text('[{"id": "a"}]')
+    command = ["import", str(file), "--db", str(tmp_path / "s.db"), "--format", "langfuse"]
+    assert main(command) == 2
+    assert "no record of the format langfuse was found in it" in capsys.readouterr().err

@@ -17,10 +17,11 @@ from test_exchange import any_step
 from test_exchange_formats import FILES, SAMPLES
 
 from hybridagi_steps.cli import main
-from hybridagi_steps.errors import ExchangeError, MissingExtraError
+from hybridagi_steps.errors import ExchangeError, MissingExtraError, UnknownSessionError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats.otlp import STEP
+from hybridagi_steps.memory import StepMemory
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import StepFilter
 from hybridagi_steps.stores.sqlite import SqliteStepStore
@@ -410,3 +411,17 @@ def test_the_command_line_moves_a_memory_from_format_to_format(
     assert "2 runs written to t.jsonl." in capsys.readouterr().err
     assert main(["export", "t.jsonl", "--format", "yaml", "--db", "a.db"]) == 2
     assert "known formats: auto, jsonl, openai, otlp, parquet" in capsys.readouterr().err
+
+
+def test_an_export_refuses_an_unknown_ending_and_an_unknown_session(tmp_path: Path) -> None:
+    memory = StepMemory(":memory:", embedder="hashing:2")
+    memory.add(AgentStep.model_validate({"step_type": "Action"}))
+    with pytest.raises(
+        ExchangeError, match=r"ending names no format; end it in \.jsonl, .*\.parquet"
+    ):
+        memory.export(tmp_path / "x.csv")
+    assert not (tmp_path / "x.csv").exists()
+    assert memory.export(tmp_path / "x.csv", format="jsonl") == 1
+    with pytest.raises(UnknownSessionError, match="nix"):
+        memory.export(tmp_path / "x.jsonl", where={"session_id": "nix"})
+    assert not (tmp_path / "x.jsonl").exists()

@@ -121,3 +121,27 @@ def test_nobody_learns_what_a_critic_said_as_the_assistant(form: str, tmp_path: 
     messages = json.loads(written(memory, tmp_path))["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert messages[-1]["content"] == "It costs 3 euros."
+
+
+@pytest.mark.parametrize("role", ["narrator", "", None])
+@pytest.mark.parametrize("form", ["openai", "sharegpt"])
+def test_an_odd_role_is_data_and_no_result_of_a_tool(
+    form: str, role: str | None, tmp_path: Path
+) -> None:
+    key, who, text = {"openai": ("messages", "role", "content")}.get(
+        form, ("conversations", "from", "value")
+    )
+    told = [("user", "Is it cheap?"), (role, "A door creaks."), ("assistant", "Yes.")]
+    chat = {"id": "c", key: [{who: name, text: said} for name, said in told]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(chat))
+    memory = hs.StepMemory(":memory:", embedder="hashing:2")
+    report = import_file(memory, tmp_path / "chat.jsonl", session_id="s")
+    assert report.skipped == []
+    assert f"message of role {role!r}" in str(report.notes)
+    (session,) = memory.sessions()
+    repository = memory.repository()
+    kept = asyncio.run(repository.get_steps(session.session_id))
+    assert [message.content for message in kept] == [said for _, said in told]
+    shown = str(hs.ContextBuilder().build(steps=kept).messages)
+    assert "A door creaks." in shown
+    assert "tool_result" not in shown

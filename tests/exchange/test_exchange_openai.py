@@ -287,3 +287,23 @@ def test_a_response_of_chat_completions_is_what_the_assistant_said(
     assert import_file(memory, tmp_path / "in.jsonl").skipped == []
     messages = memory.repository().store.messages("chatcmpl-1")
     assert [m.content for m in messages] == [*(m["content"] for m in asked), "Hello."]
+
+
+@pytest.mark.parametrize("key", ["createdAt", "time", "date", "ts", "timestamp"])
+def test_times_are_read_under_other_names_and_those_in_words_are_noted(
+    key: str, tmp_path: Path
+) -> None:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    for times, note in (
+        (["2024-05-01T10:00:00Z", 1714557601], ()),
+        (["yesterday", "2024-05-01T10:00:01Z"], ("1 time could not be read",)),
+        (["yesterday", "now"], ("2 times could not be read",)),
+    ):
+        chat = [{**message, key: time} for message, time in zip(said, times, strict=True)]
+        (tmp_path / "chat.json").write_text(json.dumps(chat))
+        memory = StepMemory(":memory:", embedder="hashing:2")
+        report = import_file(memory, tmp_path / "chat.json")
+        assert report.notes == note
+        assert report.understood == report.added
+        years = [step.created_at.year for step in memory.iter_steps()]
+        assert (2024 in years) == ("now" not in times)

@@ -287,10 +287,10 @@ class TestEndlessPrompts:
         [
             ("{{ query.get('x', 0) }}", "no calls such as `x.get()`"),
             ("{{ '{:>9}'.format(query) }}", "no calls such as"),
-            ("{{ 1 + 1 }}", "no arithmetic"),
+            ("{{ 1 + 1 }}", "no arithmetic; compute the value before and give it as an input"),
             ("{{ '%5d' % 3 }}", "no arithmetic"),
             ("{{ -query }}", "are constants"),
-            ("{% set x = query %}{{ x }}", "no `set`"),
+            ("{% set x = query %}{{ x }}", "no `set`; write the expression where"),
             ("{% set x %}{{ query }}{% endset %}", "no `set`"),
             ("{% macro m() %}{% endmacro %}", "no macros"),
             ("{% filter upper %}{% endfilter %}", "no `filter` blocks"),

@@ -281,3 +281,8 @@ def test_plans_of_any_size_are_shown() -> None:
     html = Plan(steps=[step(f"s{n}") for n in range(500)])._repr_html_()
     assert "300 more steps" in html
     assert len(html) < 300_000
+
+
+def test_a_step_that_waits_for_its_namesake_does_not_depend_on_itself() -> None:
+    plan = Plan.parse("STEP: a\nGOAL: g\nSTEP: a\nGOAL: h\nDEPENDENCIES: a", check=False)
+    assert plan.problems() == ["2 steps have the id 'a'"]

@@ -154,6 +154,31 @@ def test_dependencies_may_name_steps_by_number_title_or_with_and() -> None:
     assert plan.steps[3].dependencies == ["read_the_code", "other"]
 
 
+@pytest.mark.parametrize(
+    "name", ["Dependencies", "dependencies", "Depends on", "DEPS", "Deps", "DEPENDENCES"]
+)
+def test_a_field_is_read_whatever_the_case_of_its_name(name: str) -> None:
+    before = "STEP: a\nTYPE: analyze\nGOAL: g\nSTEP: b\nTYPE: generate\n"
+    for text in (f"GOAL: h\n{name}: a", f"{name}: a\nGOAL: h"):
+        step = Plan.parse(before + text).steps[1]
+        assert (step.goal, step.dependencies) == ("h", ["a"])
+
+
+def test_every_field_is_read_in_mixed_case_beside_capitals() -> None:
+    plan = Plan.parse(
+        "Plan: p\nSTEP: a\nGOAL: g\nFiles: x.py\nArtifacts: code\nStep: b\nGoal: h\nAfter: a"
+    )
+    assert (plan.name, plan.steps[0].goal, plan.steps[0].files) == ("p", "g", ["x.py"])
+    assert (plan.steps[0].artifacts, plan.steps[1].id) == (["code"], "b")
+    assert plan.steps[1].goal == "h\nAfter: a"
+
+
+@pytest.mark.parametrize("name", ["deps", "dependsOn", "Dependencies", "after", "depends on"])
+def test_json_reads_the_names_that_models_give_to_dependencies(name: str) -> None:
+    steps = [{"id": "a", "goal": "g"}, {"id": "b", "goal": "h", name: ["a"]}]
+    assert Plan.parse(json.dumps({"steps": steps})).steps[1].dependencies == ["a"]
+
+
 def test_the_description_of_a_step_never_becomes_that_of_the_plan() -> None:
     plan = Plan.parse(
         "PLAN: p\nDESCRIPTION: of the plan\nSTEP: a\nGOAL: g\nDESCRIPTION: of the step\nEND_PLAN"
@@ -222,6 +247,10 @@ def test_what_stands_behind_a_last_list_is_no_part_of_it() -> None:
         ('{"steps": [{"id": "a", "goal": "g", "files": 3}]}', None, "steps[0].files"),
         ('{"steps": [{"id": "a", "goal": "g", "files": [{}]}]}', None, "steps[0].files.0"),
         ('{"steps": [{"goal": "g"}]}', None, "steps[0].id"),
+        ("STEP: a\nTYPE: modify\nPriority: high\nGOAL: g", 3, "Priority"),
+        ("STEP: a\nDEPENDENZIES: b\nGOAL: g", 2, "DEPENDENZIES"),
+        ("STEP: a\nGOAL: g\n**TYPE:** modify\n**Owner:** me", 4, "Owner"),
+        ('{"steps": [{"id": "a", "goal": "g", "priority": 1}]}', None, "steps[0].priority"),
         ("[" * 100_000, 1, "steps"),
         ('{"steps": [%s]}' % ("9" * 5_000), 1, "steps"),
         (
@@ -258,7 +287,7 @@ def test_json_is_read_bare_fenced_and_with_other_names() -> None:
             "code",
             {"name": "conf", "shape": {"host": "text"}, "description": "how to reach it"},
         ],
-        "priority": "high",
+        "priority": None,
     }
     bare = json.dumps({"plan": "P", "description": "D", "steps": [step]}, indent=1)
     plan = Plan.parse(bare)
@@ -317,7 +346,20 @@ lines = st.one_of(st.sampled_from(TROUBLE), st.text(max_size=20))
 texts = st.lists(lines, max_size=8).map("\n".join).map(clean_text)
 names = st.one_of(
     st.sampled_from(
-        ["none", "a, b", '"', "./x", "a (b)", "x: y", "-", "a - b", "'a' or 'b'", "[x]", "OUTPUTS"]
+        [
+            "none",
+            "a, b",
+            '"',
+            "./x",
+            "a (b)",
+            "x: y",
+            "-",
+            "a - b",
+            "'a' or 'b'",
+            "[x]",
+            "OUTPUTS",
+            "ENDPLAN",
+        ]
     ),
     st.text(max_size=12),
 ).map(clean_name)

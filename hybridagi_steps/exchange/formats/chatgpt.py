@@ -63,9 +63,9 @@ def _messages(natives: Iterable[Message]) -> Iterator[ChatMessage]:
         author, content = js.as_object(native.get("author")), js.as_object(native.get("content"))
         about = js.as_object(native.get("metadata"))
         role, name = author.get("role"), js.text_in(author, "name")
-        if not js.is_one_of(role, _ROLES):
-            raise BadRecordError(f"message {place + 1} has the role {role!r:.60}")
         view: JsonObject = {"role": role, "content": _text(content)}
+        if not (js.is_one_of(role, _ROLES) or view["content"]):
+            raise BadRecordError(f"message {place + 1} has the role {role!r:.60}")
         if about.get(_HIDDEN):
             view["role"] = "system"
         read = ChatMessage(view, native, js.time_of(native, "create_time"))

@@ -14,7 +14,7 @@ from typing import Any
 from hybridagi_steps.exchange.chats import CallQueue, Chat, ChatFormat, ChatMessage, message, result
 from hybridagi_steps.messages.turns import Message
 from hybridagi_steps.records import json_reading as js
-from hybridagi_steps.records.json_reading import BadRecordError, JsonObject
+from hybridagi_steps.records.json_reading import JsonObject
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -52,9 +52,7 @@ def _sharegpt(row: JsonObject) -> Iterator[ChatMessage]:
     for place, item in enumerate(js.objects_in(row, *_LISTS)):
         speaker = item.get("from", item.get("role"))
         text = js.text_of(item.get("value", item.get("content")))
-        role = _ROLES.get(str(speaker))
-        if role is None:
-            raise BadRecordError(f"message {place + 1} is from {speaker!r:.60}")
+        role = _ROLES.get(str(speaker), speaker)
         if role == "tool":
             native: Message | None = item
             for answer in _RESULT_MARKS.findall(text) or [text]:
