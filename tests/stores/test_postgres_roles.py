@@ -442,7 +442,7 @@ def test_vectors_near_each_other_are_kept_apart_too(roles: Roles) -> None:
 def test_a_statement_that_takes_too_long_is_given_up_and_maintenance_is_not(
     roles: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hybridagi_steps.stores.postgres.database.LONGEST_STATEMENT", "50ms")
+    monkeypatch.setattr("hybridagi_steps.stores.postgres.schema.LONGEST_STATEMENT", "50ms")
     store: Any = stores.open_store(roles.owner)
     with closing(store):
         with pytest.raises(StorageBusyError, match="took too long"), store._db.reading() as reader:
