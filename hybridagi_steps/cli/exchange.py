@@ -164,9 +164,12 @@ def _export(
     file: str, format_name: str, where: StepFilter, vectors: bool, db: str, namespace: str
 ) -> None:
     from hybridagi_steps.exchange import export_file
+    from hybridagi_steps.exchange.records import check_session
 
     left_out: list[str] = []
     with existing(db, namespace) as memory:
+        if where.session_id is not None:
+            check_session(memory, where.session_id)
         count = export_file(
             memory, file, format=format_name, where=where, vectors=vectors, left_out=left_out.append
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from hybridagi_steps.errors import DamagedFileError, ExchangeError, ForeignFileError, StorageError
 from hybridagi_steps.exchange.formats import jsonl, openai_training, otlp_export, parquet
 from hybridagi_steps.exchange.reader import file_path
-from hybridagi_steps.exchange.records import RunScores, check_session, with_origin
+from hybridagi_steps.exchange.records import RunScores, with_origin
 from hybridagi_steps.outside_files import replacing
 from hybridagi_steps.records.agent_step import AgentStep, id_text
 from hybridagi_steps.records.filters import EVERY_SCOPE, StepFilter
@@ -82,7 +82,6 @@ def export_file(
         ExchangeError: The file cannot be written, or is the memory's own; what stood there before
             is untouched.
         InvalidFilterError: An unknown key in `where`.
-        UnknownSessionError: `where` names a session that is not there.
         MissingExtraError: Parquet needs the extra `parquet`.
     """
     if format not in EXPORT_FORMATS:
@@ -93,8 +92,6 @@ def export_file(
         format = _SUFFIXES.get(target.suffix, "auto")  # noqa: A001
     learned = format == "openai"
     asked = for_recall(where) if learned else in_every_scope(of_steps(where))
-    if asked.session_id is not None:
-        check_session(memory, asked.session_id)
     job = _Job(memory, asked, memory.embedder.model_id if vectors else None, left_out, learned)
     if format == "parquet":
         parquet.required()

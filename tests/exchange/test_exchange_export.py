@@ -17,7 +17,7 @@ from test_exchange import any_step
 from test_exchange_formats import FILES, SAMPLES
 
 from hybridagi_steps.cli import main
-from hybridagi_steps.errors import ExchangeError, MissingExtraError, UnknownSessionError
+from hybridagi_steps.errors import ExchangeError, MissingExtraError
 from hybridagi_steps.exchange import export_file, import_file
 from hybridagi_steps.exchange.exporter import EXPORT_FORMATS
 from hybridagi_steps.exchange.formats.otlp import STEP
@@ -413,7 +413,7 @@ def test_the_command_line_moves_a_memory_from_format_to_format(
     assert "known formats: auto, jsonl, openai, otlp, parquet" in capsys.readouterr().err
 
 
-def test_an_export_refuses_an_unknown_ending_and_an_unknown_session(tmp_path: Path) -> None:
+def test_an_export_refuses_an_unknown_ending(tmp_path: Path) -> None:
     memory = StepMemory(":memory:", embedder="hashing:2")
     memory.add(AgentStep.model_validate({"step_type": "Action"}))
     with pytest.raises(
@@ -422,6 +422,3 @@ def test_an_export_refuses_an_unknown_ending_and_an_unknown_session(tmp_path: Pa
         memory.export(tmp_path / "x.csv")
     assert not (tmp_path / "x.csv").exists()
     assert memory.export(tmp_path / "x.csv", format="jsonl") == 1
-    with pytest.raises(UnknownSessionError, match="nix"):
-        memory.export(tmp_path / "x.jsonl", where={"session_id": "nix"})
-    assert not (tmp_path / "x.jsonl").exists()
