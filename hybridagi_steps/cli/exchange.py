@@ -93,13 +93,8 @@ def import_steps(
     if is_refused and report.read:
         raise ExchangeError(f"{file}: not one of {report.read:,} records could be imported.")
     if is_refused:
-        kind, hint = "record", ""
-        if format_name != "auto":
-            kind, hint = (
-                f"record of the format {format_name}",
-                "; leave --format out to find its own",
-            )
-        raise ExchangeError(f"{file}: no {kind} was found in it{hint}.")
+        kind = "" if format_name == "auto" else f" of the format {format_name}"
+        raise ExchangeError(f"{file}: no record{kind} was found in it.")
     if report.added and not report.understood:
         raise typer.Exit(NOTHING_UNDERSTOOD)
     if strict and (report.skipped_count or report.broken_files):
