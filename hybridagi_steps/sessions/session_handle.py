@@ -123,8 +123,8 @@ class SessionHandle:
     def fork(self, sequence: int | None = None) -> SessionHandle:
         """Start a session that shares the messages up to `sequence`, by default all of them."""
         at = self._last() if sequence is None else sequence
-        made = run_sync(partial(self.repository.fork, self.session_id, at))
-        return SessionHandle(self.repository, made.session_id, self._program)
+        fork = run_sync(partial(self.repository.fork, self.session_id, at))
+        return SessionHandle(self.repository, fork.session_id, self._program)
 
     def context(
         self, query: str | None = None, *, system_prompt: str | None = None, **options: Any
@@ -142,8 +142,7 @@ class SessionHandle:
         """
         self.repository.check_allowed(self.session_id)
         builder = public_name("ContextBuilder")(self.repository.memory, **options)
-        asked = {"query": query, "system_prompt": system_prompt}
-        return builder.build(session_id=self.session_id, **asked)
+        return builder.build(session_id=self.session_id, query=query, system_prompt=system_prompt)
 
     def __repr__(self) -> str:
         return f"<session {self.session_id!r}>"

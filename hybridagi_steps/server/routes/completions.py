@@ -175,8 +175,8 @@ class CompletionStream(EventStream):
         ending, session_id = self._read.ending or {}, self._run.session_id
         if session_id is not None:
             position = BranchPosition(ending["branch_id"], ending["last_sequence"])
-            said = [*self._asked.transcript, ("assistant", text)]
-            self._shared.conversations.keep(self._user_id, said, End(session_id, position))
+            transcript = [*self._asked.transcript, ("assistant", text)]
+            self._shared.conversations.keep(self._user_id, transcript, End(session_id, position))
 
 
 async def _session_of(
@@ -194,9 +194,9 @@ async def _session_of(
         if await in_thread(partial(end_of, session_id)) is not None:
             return session_id, []
     else:
-        known = shared.conversations.take(user_id, before)
-        if known and await in_thread(partial(end_of, known.session_id)) == known.position:
-            return known.session_id, []
+        end = shared.conversations.take(user_id, before)
+        if end and await in_thread(partial(end_of, end.session_id)) == end.position:
+            return end.session_id, []
     session_id = session_id or str(new_id())
     return session_id, [_stored_form(*each, session_id) for each in before if each[1]]
 
@@ -226,17 +226,17 @@ def _end_of(shared: Services, session_id: str) -> BranchPosition | None:
 
 def _stored_form(role: str, content: Any, session_id: str) -> Step:
     """Return a client's earlier message as it is kept."""
-    known = MessageRole.SYSTEM if role == "developer" else MessageRole(role)
-    return Step(session_id=session_id, role=known, content=content, metadata=_CLIENT)
+    stored_role = MessageRole.SYSTEM if role == "developer" else MessageRole(role)
+    return Step(session_id=session_id, role=stored_role, content=content, metadata=_CLIENT)
 
 
 async def run_end(run: LiveRun, request: Request) -> None:
     """Wait for a run's end as long as the client does."""
-    left = asyncio.ensure_future(disconnected(request.receive))
+    departure = asyncio.ensure_future(disconnected(request.receive))
     try:
         while not run.ended:
-            await asyncio.wait({run.change(), left}, return_when=asyncio.FIRST_COMPLETED)
-            if left.done():
+            await asyncio.wait({run.change(), departure}, return_when=asyncio.FIRST_COMPLETED)
+            if departure.done():
                 raise ClientDisconnect
     finally:
-        left.cancel()
+        departure.cancel()

@@ -97,8 +97,7 @@ class ResponseAsked(Asked):
         for item in filter(lambda each: isinstance(each, dict), as_list(value)):
             content = as_list(as_object(item).get("content"))
             kinds = [as_object(part).get("type") for part in content]
-            strange = [as_object(item).get("type") or "message", *kinds]
-            for kind in strange:
+            for kind in [as_object(item).get("type") or "message", *kinds]:
                 if kind not in _READ:
                     raise ValueError(f"items and parts are messages and texts, not {kind!r:.60}")
         return value
@@ -267,17 +266,17 @@ class ResponseStream(EventStream):
     def _response(self, status: str, text: str | None = None) -> dict[str, Any]:
         output = [] if text is None else [self._item(status, text)]
         cost = None if text is None else openai_form.usage(self._read.ending or {})
-        found = {**self._about, "status": status, "output": output}
+        response = {**self._about, "status": status, "output": output}
         if cost is not None:
             cached = cost.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-            found["usage"] = {
+            response["usage"] = {
                 "input_tokens": cost["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": cached},
                 "output_tokens": cost["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": cost["total_tokens"],
             }
-        return found
+        return response
 
     def _item(self, status: str, *texts: str) -> dict[str, Any]:
         about = {"id": self._item_id, "type": "message", "role": "assistant", "status": status}
