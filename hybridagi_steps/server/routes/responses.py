@@ -86,14 +86,14 @@ class ResponseAsked(Asked):
 
     @field_validator(*_REFUSED, mode="before")
     @classmethod
-    def _without(cls, value: object, info: ValidationInfo) -> object:
+    def _refuse_unsupported(cls, value: object, info: ValidationInfo) -> object:
         if value:
             raise ValueError(_REFUSED[str(info.field_name)])
         return value
 
     @field_validator("input", mode="before")
     @classmethod
-    def _words(cls, value: Any) -> Any:
+    def _check_items(cls, value: Any) -> Any:
         for item in filter(lambda each: isinstance(each, dict), as_list(value)):
             content = as_list(as_object(item).get("content"))
             kinds = [as_object(part).get("type") for part in content]
